@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.scheduling import SchedulerSettings
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.calls import CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
