@@ -42,6 +42,7 @@ from radixrt.messages.steps import (
 )
 from radixrt.scheduler.adapters import AdapterRegistry
 from radixrt.scheduler.disk.pages import DiskPages
+from radixrt.scheduler.disk.ranks import RankAnswers
 from radixrt.scheduler.grammar_registry import GrammarRegistry, ImageRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
@@ -96,6 +97,7 @@ class Scheduler:
             limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
         )
         self.images = ImageRegistry(limits.num_ranks)
+        self._moves = RankAnswers(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
@@ -539,13 +541,15 @@ class Scheduler:
         return orders + reads.take_orders()
 
     def moved(self, message: PagesWritten | PagesRead) -> None:
-        """Take the answer to an order of :meth:`take_moves`."""
+        """Take a rank's answer to an order of :meth:`take_moves`."""
         disk, reads = self.state.kv.disk, self.state.reads
         assert disk is not None and reads is not None
-        if isinstance(message, PagesWritten):
-            disk.written(message)
+        if (answer := self._moves.add(message)) is None:
             return
-        for sequence in reads.read(message):
+        if isinstance(answer, PagesWritten):
+            disk.written(answer)
+            return
+        for sequence in reads.read(answer):
             self.state.waiting.add(sequence, retracted=True)
 
     # ------------------------------------------------------------ inspection

@@ -54,6 +54,7 @@ class _Entry(NamedTuple):
 
     name: PageName
     checksum: bytes
+    """Of each rank's part."""
 
 
 class DiskIndex:
@@ -62,11 +63,13 @@ class DiskIndex:
     Args:
         num_slots: most pages on disk.
         page_bytes: packed tokens of a page.
+        num_ranks: each has a checksum of its part of a page.
     """
 
-    def __init__(self, num_slots: int, page_bytes: int) -> None:
+    def __init__(self, num_slots: int, page_bytes: int, num_ranks: int = 1) -> None:
         self.num_slots = num_slots
         self._page_bytes = page_bytes
+        self.checksum_bytes = num_ranks * CHECKSUM_BYTES
         self._slot_of: dict[bytes, int] = {}
         """Slots by digest."""
         self._entries: dict[int, _Entry] = {}
@@ -204,11 +207,11 @@ class DiskIndex:
     def _replay_saved(self, record: PagesSaved) -> None:
         slots = unpack_ids(record.slots).tolist()
         names = page_names(record.before, record.depth, record.tokens, self._page_bytes)
-        sums = record.checksums
+        sums, size = record.checksums, self.checksum_bytes
         self._uses += 1
         for number, (slot, name) in enumerate(zip(slots, names, strict=False)):
-            checksum = sums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
-            if 0 <= slot < self.num_slots and len(checksum) == CHECKSUM_BYTES:
+            checksum = sums[number * size : (number + 1) * size]
+            if 0 <= slot < self.num_slots and len(checksum) == size:
                 if slot in self._entries:
                     self._forget(slot)
                 if (old := self._slot_of.get(name.digest)) is not None:
