@@ -176,21 +176,25 @@ class StepTapes:
         self._adapter_tape_of.cache_clear()
 
     def forward_with_adapters(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, adapters: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        adapters: torch.Tensor,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As :meth:`forward`, of all rows.
+        """As :meth:`forward`.
 
         Args:
             adapters: [num_tokens] int64, the place of each row's adapter.
         """
         if len(token_ids) > MAX_TOKENS or self._tapes is None:
             return with_adapters(
-                self._model, self._context, self._rows, token_ids, positions, adapters
+                self._model, self._context, self._rows, token_ids, positions, adapters, rows
             )
         whole: torch.Tensor = self._adapter_tape_of(len(token_ids)).replay(
             token_ids, positions, adapters
         )
-        return whole
+        return whole if rows is None else whole[rows]
 
     def _make_with_adapters(self, count: int) -> Tape:
         if self._with_adapters is None:
@@ -244,18 +248,23 @@ class StepTapes:
 def with_adapters(
     model: CausalLM,
     context: ForwardContext,
-    rows: StepRows | None,
+    lora: StepRows | None,
     token_ids: torch.Tensor,
     positions: torch.Tensor,
     adapters: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The model's ``forward`` of all rows, each with its adapter."""
-    assert rows is not None, "adapters were admitted to a model without"
-    rows.sort(adapters)
+    """The model's ``forward``, each row with its adapter."""
+    assert lora is not None, "adapters were admitted to a model without"
+    lora.sort(adapters)
     try:
-        return model.forward(token_ids, positions, context)
+        if rows is None or not model.ends_by_rows:
+            return model.forward(token_ids, positions, context, rows)
+        hidden, residual = model.up_to_last_attention(token_ids, positions, context)
+        lora.sort(adapters[rows])
+        return model.after_last_attention(hidden[rows], residual[rows])
     finally:
-        rows.clear()
+        lora.clear()
 
 
 def _tapes_of(

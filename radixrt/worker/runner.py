@@ -151,8 +151,8 @@ class ModelRunner:
         return self._in_flight
 
     def order(self, message: WorkerOrder) -> None:
-        """Begin to load a grammar, an image or an adapter, drop one, or put an adapter into its
-        place."""
+        """Begin to load a grammar, an image or an adapter, drop one, or let layers have an
+        adapter."""
         match message:
             case LoadGrammar() | DropGrammar():
                 self.matchers.loader.order(message)
@@ -164,7 +164,7 @@ class ModelRunner:
                 self._adapters.load(message)
             case PutAdapter():
                 assert self._adapters is not None, "the scheduler knows whether there are places"
-                if self._adapters.put(message) and self._tapes is not None:
+                if self._adapters.put() and self._tapes is not None:
                     self._tapes.forget_adapters()
 
     def seconds_loading(self) -> float:
@@ -380,18 +380,11 @@ class ModelRunner:
     ) -> torch.Tensor:
         """The hidden states of a step with rows that have adapters."""
         assert self._adapters is not None, "an adapter was admitted where there are none"
+        arguments = inputs.token_ids, inputs.positions, adapters, rows
         if self._tapes is not None:
-            hidden = self._tapes.forward_with_adapters(inputs.token_ids, inputs.positions, adapters)
-        else:
-            hidden = with_adapters(
-                self._model,
-                self._context,
-                self._adapters.adapters.rows,
-                inputs.token_ids,
-                inputs.positions,
-                adapters,
-            )
-        return hidden if rows is None else hidden[rows]
+            return self._tapes.forward_with_adapters(*arguments)
+        lora = self._adapters.adapters.rows
+        return with_adapters(self._model, self._context, lora, *arguments)
 
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool
