@@ -18,6 +18,8 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import CHECKSUM_BYTES
 
 NO_SLOT = -1
+MAX_DROPPED = 1 << 16
+"""Digests of pages that were dropped for others; some 150 bytes each."""
 MAX_RUN = 4096
 """Pages of one record of the journal."""
 
@@ -80,6 +82,8 @@ class DiskIndex:
         """Heap of last use, negative depth and slot; with stale entries."""
         self._held: dict[int, int] = {}
         """Slots that are being read, and how often."""
+        self._dropped: dict[bytes, None] = {}
+        """Digests of the pages that were dropped last for others."""
         self._free: list[int] = []
         self._next = 0
         """Slots from here on were never used."""
@@ -141,6 +145,9 @@ class DiskIndex:
             elif slot in self._held:
                 held.append(entry)
             else:
+                self._dropped[self._entries[slot].name.digest] = None
+                if len(self._dropped) > MAX_DROPPED:
+                    del self._dropped[next(iter(self._dropped))]
                 self._forget(slot)
                 break
         else:
@@ -148,6 +155,10 @@ class DiskIndex:
         for entry in held:
             heapq.heappush(self._oldest, entry)
         return slot
+
+    def was_dropped(self, digest: bytes) -> bool:
+        """Whether a page was dropped for another one; asked once, it is forgotten."""
+        return self._dropped.pop(digest, True) is None
 
     def free(self, slot: int) -> None:
         """Give a slot back that was taken and holds no page."""

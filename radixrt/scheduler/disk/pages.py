@@ -178,9 +178,16 @@ class DiskPages:
             self.returns.left(name, is_answer)
             if not self.names.is_computed(page):
                 continue
-            if page in self._worth or self.returns.chance(name, is_answer) >= self.min_chance:
+            if page in self._worth or self._is_worth(name, is_answer):
                 self._leaving.append((page, name))
         self.forget_removed()
+
+    def _is_worth(self, name: PageName, is_answer: bool) -> bool:
+        """Whether a page that was used once in memory is written when it leaves. One that
+        was dropped from disk for others has to return once more before."""
+        if self.returns.chance(name, is_answer) < self.min_chance:
+            return False
+        return not (self.index.was_dropped(name.digest) and self.min_chance)
 
     def forget_removed(self) -> None:
         """The pages that have just left the tree are not written."""
