@@ -1,9 +1,10 @@
-"""Equal requests at once are one computation: streams, keys, clients that leave, and a worker that
-dies."""
+"""Equal requests at once are one computation: streams, keys, which are read again at a signal, clients
+that leave, and a worker that dies."""
 
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from radixrt.base.api_keys import digest_of
+from radixrt.base.api_keys import digest_of, new_key
 from tests.servers import SHARES_ANSWERS, Server, serving
 
 KEYS = ("anna", "bert")
@@ -28,14 +29,20 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file: Path = tmp_path_factory.mktemp("keys") / "keys.json"
     entries = [
         {"name": name, "hash": digest_of(name), "role": "admin", "cache_group": "shared"}
         for name in KEYS
     ]
     file.write_text(json.dumps({"keys": entries}))
-    with serving("demo", "--api-keys", str(file), "--log-level", "warning", SHARES_ANSWERS) as one:
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(key_file: Path) -> Iterator[Server]:
+    flags = ("--api-keys", str(key_file), "--log-level", "warning", SHARES_ANSWERS)
+    with serving("demo", *flags) as one:
         yield one
 
 
@@ -139,3 +146,21 @@ def test_others_go_on_when_clients_leave_and_the_worker_dies(server: Server) -> 
         assert server.info  # it serves on
         stats = anna.get("/get_server_info", params={"check_invariants": "true"})
         assert stats.status_code == 200, stats.text
+
+
+def test_sighup_reads_the_keys_again_and_ends_nothing(server: Server, key_file: Path) -> None:
+    """The last test of the server, whose keys are other ones then."""
+
+    def status(key: str) -> int:
+        with client_of(server, key) as client:
+            return client.get("/v1/models").status_code
+
+    new, entry = new_key("second", "user")
+    assert status("anna") == 200 and status(new) == 401
+    key_file.write_text(json.dumps({"keys": [{"name": entry.name, "hash": entry.hash}]}))
+    server.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + 20
+    while status(new) == 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert status("anna") == 401
