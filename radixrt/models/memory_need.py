@@ -39,7 +39,7 @@ from radixrt.models.checkpoint import (
     weight_files,
 )
 from radixrt.models.gguf.folder import gguf_tensors
-from radixrt.models.gguf.form import PLAIN_KINDS
+from radixrt.models.gguf.form import PLAIN_KINDS, TOWER_PREFIXES, is_of_tower
 from radixrt.models.images import why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
@@ -100,7 +100,7 @@ def token_work(model_dir: Path) -> TokenWork:
     has_head = any(one.name in _HEADS for one in weights)
     num_bytes = products = 0.0
     for name, numbers, _, in_memory, _ in weights:
-        if any(part in name for part in _TOWERS):
+        if name.startswith(TOWER_PREFIXES) or any(part in name for part in _TOWERS):
             continue
         is_selected = _EXPERTS.search(name) is not None
         share = selected / count if is_selected else 1.0
@@ -242,7 +242,7 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> Iterator[_Weight
     for entry in gguf_tensors(model_dir) or []:
         numbers = math.prod(entry.shape)
         size = math.prod(entry.shape[:-1]) * entry.row_bytes
-        if quantization == "plain":
+        if quantization == "plain" or is_of_tower(entry):
             yield _Weight(entry.name, numbers, size, numbers * width)
         elif quantization != "auto":
             bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)
