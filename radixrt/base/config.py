@@ -152,7 +152,7 @@ class ServerConfig(SchedulerSettings):
     )
     mmproj: str | None = _model(
         None,
-        "File mmproj-*.gguf with the vision tower of a GGUF model, if it does not lie beside it.",
+        "Vision tower (mmproj-*.gguf) of a GGUF model, if not beside it.",
         metavar="FILE",
     )
     served_model_name: str | None = _model(
@@ -200,7 +200,7 @@ class ServerConfig(SchedulerSettings):
     max_image_pixels: int = _model(1 << 24, "Most pixels of an image.", within=(1, 1 << 28))
     allow_image_hosts: str | None = _model(
         None,
-        "Hosts from which images are fetched, by https from public addresses; by default none.",
+        "Hosts of https images that are fetched; by default none.",
         metavar="HOST",
         several=True,
     )

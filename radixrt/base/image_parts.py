@@ -17,6 +17,9 @@ MAX_URL_CHARS = 2048
 MAX_IMAGE_CHARS = 28 << 20
 """Characters of one image in base64: 20 MiB decoded."""
 
+IDLE_IMAGE_BYTES = 512 << 20
+"""Memory of the features of images without users that stay for the next requests."""
+
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]*/?[\w.+*-]*)(?:;[\w.+=-]+)*;base64,", re.ASCII)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from radixrt.base.image_parts import IDLE_IMAGE_BYTES
 from radixrt.models.gguf.folder import gguf_tensors, why_no_tower
 from radixrt.models.gguf.form import PROCESSOR_FILE
 from radixrt.models.registry import check_architecture, sees_images
@@ -12,6 +13,9 @@ PROCESSOR_FILES = (PROCESSOR_FILE, "processor_config.json")
 """Those with the settings of the image processor: transformers 4 writes the first, transformers 5
 the second."""
 
+IMAGE_BYTES = IDLE_IMAGE_BYTES + (384 << 20)
+"""Memory of a server that sees images, beside that for text: those features, and in the tokenizer
+process PyTorch, which processors import, with the tensors of the last images."""
 NO_TOWER = "No vision tower lies beside the GGUF file: its mmproj-*.gguf, or --mmproj FILE."
 
 

@@ -40,7 +40,7 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.form import PLAIN_KINDS, TOWER_PREFIXES, is_of_tower
-from radixrt.models.images import why_no_images
+from radixrt.models.images import IMAGE_BYTES, why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -207,7 +207,8 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
         weights = memory_need(
             model_dir, dtype=config.dtype, quantization=config.quantization
         ).in_memory
-    return config.dp * (weights + pool) + OTHER_BYTES
+    sees = why_no_images(model_dir, checkpoint, "cpu") is None
+    return config.dp * (weights + pool) + OTHER_BYTES + sees * config.dp * config.tp * IMAGE_BYTES
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:

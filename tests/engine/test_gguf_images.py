@@ -48,7 +48,9 @@ def packed(checkpoint: Path) -> Path:
     return resolve_model_path(str(write_gguf(checkpoint, folder / "m-F32.gguf")))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "smolvlm", "mistral3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", "smolvlm", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+)
 def test_logits_are_those_of_transformers(folder: Path, family: str) -> None:
     sees = Sees(family, folder / family, packed)
     prompt = sees.encode(CHAT)

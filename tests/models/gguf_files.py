@@ -23,6 +23,7 @@ _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
+    "qwen2_vl_text": "qwen2vl",
     "qwen2_5_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
     "olmo3": "olmo2",

@@ -16,6 +16,7 @@ _PROJECTORS = {
     "gemma3": gguf.VisionProjectorType.GEMMA3,
     "smolvlm": gguf.VisionProjectorType.IDEFICS3,
     "mistral3": gguf.VisionProjectorType.PIXTRAL,
+    "qwen2_vl": gguf.VisionProjectorType.QWEN2VL,
     "qwen2_5_vl": gguf.VisionProjectorType.QWEN25VL,
     "qwen3_vl": gguf.VisionProjectorType.QWEN3VL,
     "qwen3_vl_moe": gguf.VisionProjectorType.QWEN3VL,
@@ -87,8 +88,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         side = int(vision["num_position_embeddings"] ** 0.5) * vision["patch_size"]
     writer.add_vision_image_size(side)
     writer.add_vision_patch_size(vision["patch_size"])
-    writer.add_vision_embedding_length(vision["hidden_size"])
-    writer.add_vision_feed_forward_length(vision["intermediate_size"])
+    writer.add_vision_embedding_length(vision.get("embed_dim") or vision["hidden_size"])
+    writer.add_vision_feed_forward_length(vision.get("intermediate_size") or vision["hidden_size"])
     writer.add_vision_block_count(vision.get("num_hidden_layers") or vision["depth"])
     writer.add_vision_head_count(vision.get("num_attention_heads") or vision["num_heads"])
     eps = text["rms_norm_eps"] if is_qwen else vision.get("layer_norm_eps", 1e-5)
@@ -133,6 +134,7 @@ _ADD = {
     "gemma3": _add_gemma3,
     "smolvlm": _add_smolvlm,
     "mistral3": _add_mistral3,
+    "qwen2_vl": lambda *_: None,
     "qwen2_5_vl": _add_qwen2_5_vl,
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5"), _add_qwen3_vl),
 }
@@ -169,14 +171,14 @@ def _parts(
     elif name == "visual.patch_embed.proj.weight":
         yield "v.patch_embd.weight", tensor[:, :, 0]
         yield "v.patch_embd.weight.1", tensor[:, :, 1]
-    elif family == "qwen2_5_vl" and ".qkv." in name:
+    elif family.startswith("qwen2") and ".qkv." in name:
         for part, third in zip("qkv", tensor.chunk(3), strict=True):
             yield theirs(name.replace("qkv", part)), third
     elif name.startswith("visual.deepstack_merger_list."):
         _, _, index, part, end = name.split(".")
         layer = config["vision_config"]["deepstack_visual_indexes"][int(index)]
         yield f"v.deepstack.{layer}.{part.replace('linear_', '')}.{end}", tensor
-    elif family != "qwen2_5_vl" and name.startswith("visual.merger."):
+    elif family.startswith("qwen3") and name.startswith("visual.merger."):
         _, _, part, end = name.split(".")
         stem = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}[part]
         yield f"{stem}.{end}", tensor

@@ -437,7 +437,7 @@ _FURTHER_TYPES = {
     "deepseek2": {"deepseek_v2", "glm4_moe_lite"},
     "mistral3": {"mistral"},
     "granitehybrid": {"bamba"},
-    "qwen2vl": {"qwen2_5_vl"},
+    "qwen2vl": {"qwen2_vl", "qwen2_5_vl"},
     "qwen3vl": {"qwen3_vl"},
     "qwen3vlmoe": {"qwen3_vl_moe"},
 }

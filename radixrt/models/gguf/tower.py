@@ -160,6 +160,24 @@ def _qwen(kind: str, architecture: str, text: dict[str, Any], **vision: Any) -> 
     return {"architectures": [architecture], "model_type": kind, "vision_config": vision}
 
 
+def _qwen2_vl(clip: _Clip, text: dict[str, Any]) -> dict[str, Any]:
+    """The metadata have another size in the place of the MLPs' own."""
+    sizes = clip.qwen_sizes
+    size = sizes["hidden_size"]
+    return _qwen(
+        "qwen2_vl",
+        "Qwen2VLForConditionalGeneration",
+        text,
+        **sizes
+        | {
+            "embed_dim": size,
+            "hidden_size": sizes["out_hidden_size"],
+            "mlp_ratio": max(clip.file.tensors["v.blk.0.ffn_up.weight"].shape) // size,
+            "hidden_act": "quick_gelu",
+        },
+    )
+
+
 def _qwen2_5_vl(clip: _Clip, text: dict[str, Any]) -> dict[str, Any]:
     """Every so many layers attend to all of the image; the size of windows is not in the
     metadata."""
@@ -217,13 +235,13 @@ def _qwen_processor(least: int, most: int) -> Callable[[_Clip], dict[str, Any]]:
     return processor_of
 
 
+_OLDER_QWEN = _qwen_processor(56 * 56, 28 * 28 * 16384)
 _FAMILIES = {
     "gemma3": _Family(("gemma3",), "<image_soft_token>", _gemma3, _gemma3_processor),
     "idefics3": _Family(("llama",), "<image>", _idefics3, _idefics3_processor),
     "pixtral": _Family(("mistral3", "llama"), "[IMG]", _pixtral, _pixtral_processor),
-    "qwen2.5vl_merger": _Family(
-        ("qwen2vl",), "<|image_pad|>", _qwen2_5_vl, _qwen_processor(56 * 56, 28 * 28 * 16384)
-    ),
+    "qwen2vl_merger": _Family(("qwen2vl",), "<|image_pad|>", _qwen2_vl, _OLDER_QWEN),
+    "qwen2.5vl_merger": _Family(("qwen2vl",), "<|image_pad|>", _qwen2_5_vl, _OLDER_QWEN),
     "qwen3vl_merger": _Family(
         ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"),
         "<|image_pad|>",

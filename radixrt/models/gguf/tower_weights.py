@@ -27,6 +27,13 @@ _SIGLIP = {
 }
 _QWEN_LAYER = {"attn_qkv": "attn.qkv", "attn_q": "attn.qkv", "attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2"}  # fmt: skip
 _GATED = {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+_QWEN2_LAYER = {**_QWEN_LAYER, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+_QWEN2 = {
+    "v.patch_embd": "patch_embed.proj",
+    "v.post_ln": "merger.ln_q",
+    "mm.0": "merger.mlp.0",
+    "mm.2": "merger.mlp.2",
+}
 _QWEN3_LAYER = {**_QWEN_LAYER, "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}
 _QWEN3 = {
     "v.patch_embd": "patch_embed.proj",
@@ -52,17 +59,8 @@ _TOWERS: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
         _PIXTRAL_LAYER,
         {"v.patch_embd": "patch_conv", "v.pre_ln": "ln_pre"},
     ),
-    "qwen2_5_vl": (
-        "visual.",
-        "blocks.",
-        {**_QWEN_LAYER, **_GATED},
-        {
-            "v.patch_embd": "patch_embed.proj",
-            "v.post_ln": "merger.ln_q",
-            "mm.0": "merger.mlp.0",
-            "mm.2": "merger.mlp.2",
-        },
-    ),
+    "qwen2_vl": ("visual.", "blocks.", _QWEN2_LAYER, _QWEN2),
+    "qwen2_5_vl": ("visual.", "blocks.", {**_QWEN_LAYER, **_GATED}, _QWEN2),
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
         ("visual.", "blocks.", _QWEN3_LAYER, _QWEN3),
@@ -119,7 +117,7 @@ class _Tensors:
         self._heads = vision.get("num_attention_heads", 0)
         self._deep = vision.get("deepstack_visual_indexes", [])
         down = self._entries.get("v.blk.0.ffn_down.weight")
-        size = vision["hidden_size"]
+        size = vision.get("embed_dim") or vision["hidden_size"]
         self._is_swapped = down is not None and down.shape[-1] == size != down.shape[0]
         """Older files have the two projections of an MLP under each other's names."""
 
