@@ -39,9 +39,9 @@ from radixrt.models.checkpoint import (
     weight_files,
 )
 from radixrt.models.gguf.folder import gguf_tensors
-from radixrt.models.gguf.form import PLAIN_KINDS
+from radixrt.models.gguf.form import PLAIN_KINDS, TOWER_PREFIXES, is_of_tower
 from radixrt.models.head_files import eagle_folder, further_prefix, has_mtp
-from radixrt.models.images import why_no_images
+from radixrt.models.images import IMAGE_BYTES, why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -151,7 +151,7 @@ def token_work(model_dir: Path) -> TokenWork:
     has_head = any(one.name in _HEADS for one in weights)
     num_bytes = products = 0.0
     for name, numbers, _, in_memory, _ in weights:
-        if any(part in name for part in _TOWERS):
+        if name.startswith(TOWER_PREFIXES) or any(part in name for part in _TOWERS):
             continue
         is_selected = _EXPERTS.search(name) is not None
         share = selected / count if is_selected else 1.0
@@ -267,7 +267,8 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
     weights = 0
     if config.load_format != "dummy":
         weights = engine_need(config).in_memory
-    return config.dp * (weights + pool) + OTHER_BYTES
+    sees = why_no_images(model_dir, checkpoint, "cpu") is None
+    return config.dp * (weights + pool) + OTHER_BYTES + sees * config.dp * config.tp * IMAGE_BYTES
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:
@@ -300,7 +301,7 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> Iterator[_Weight
     for entry in gguf_tensors(model_dir) or []:
         numbers = math.prod(entry.shape)
         size = math.prod(entry.shape[:-1]) * entry.row_bytes
-        if quantization == "plain":
+        if quantization == "plain" or is_of_tower(entry):
             yield _Weight(entry.name, numbers, size, numbers * width)
         elif quantization != "auto":
             bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)

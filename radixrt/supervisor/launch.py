@@ -48,6 +48,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
         config.model_path,
         with_weights=has_engine,
         check_room=in_memory and config.quantization == "auto",
+        mmproj=config.mmproj,
     )
     try:
         model_config = check_checkpoint(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +64,22 @@ Chat = list[dict[str, Any]]
 class Sees:
     """A checkpoint that sees images: the engine's encoder of prompts, and transformers'."""
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, served: Callable[[Path], Path] = Path) -> None:
         self.family = family
         self.folder = make_image_checkpoint(family, folder)
+        self.served = served(self.folder)
         vision = self.engine().info.vision
         assert isinstance(vision, VisionInfo)
         self.vision = vision
-        vocabulary = Vocabulary.load(ServerConfig(model_path=str(folder)))
+        vocabulary = Vocabulary.load(ServerConfig(model_path=str(self.served)))
         placeholder = vocabulary.special_tokens[vision.image_token].content
         self._encoder = PromptEncoder(vocabulary)
-        self._encoder.serve_images(ImagePlacer(ImageProcessor(folder, vision), placeholder), "")
+        self._encoder.serve_images(
+            ImagePlacer(ImageProcessor(self.served, vision), placeholder), ""
+        )
 
     def engine(self, **settings: Any) -> InProcessEngine:
-        return InProcessEngine(self.folder, page_size=8, context_length=1024, **settings)
+        return InProcessEngine(self.served, page_size=8, context_length=1024, **settings)
 
     def encode(self, chat: Chat) -> EncodedPrompt:
         return self._encoder.encode(ChatPrompt(chat), LIMITS)
