@@ -139,12 +139,15 @@ def _in_pieces(
 ) -> None:
     before, begin = stats(client), time.perf_counter()
     first, *rest = pieces
-    opened = client.post("/v1/prompts", json=chat(first, salt)).raise_for_status().json()
+    body = {"messages": chat(first, salt)["messages"], "cache_salt": salt}
+    opened = client.post("/v1/prompts", json=body).raise_for_status().json()
     path = f"/v1/prompts/{opened['id']}"
     for number, piece in enumerate(rest, 1):
         time.sleep(max(0.0, begin + number * seconds / len(rest) - time.perf_counter()))
         client.post(path, json={"text": piece, "cache_salt": salt}).raise_for_status()
-    ttft, usage = first_token(client, {"max_tokens": 1, "cache_salt": salt}, f"{path}/commit")
+    ttft, usage = first_token(
+        client, {"max_tokens": 1, "temperature": 0, "cache_salt": salt}, f"{path}/commit"
+    )
     after = stats(client)
     steps = max(1, after["steps"] - before["steps"])
     seen.pieces.append(ttft)

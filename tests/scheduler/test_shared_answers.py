@@ -244,4 +244,5 @@ def test_random_clients_get_the_answers_that_they_would_get_alone(seed: int) -> 
     finish_without(model, left)
     assert model.finished.keys() == model.requests.keys()
     assert model.scheduler.state.counters.replayed_tokens > 0
-    assert not model.scheduler.answers._by_seq_id
+    answers = model.scheduler.answers
+    assert not answers._by_seq_id and not answers._in_flight
