@@ -62,6 +62,11 @@ class ServerConfig(SchedulerSettings):
     tokenizer_path: str | None = _model(
         None, "Folder or hub id of the tokenizer, if it is not in the checkpoint's folder."
     )
+    mmproj: str | None = _model(
+        None,
+        "Vision tower (mmproj-*.gguf) of a GGUF model, if not beside it.",
+        metavar="FILE",
+    )
     served_model_name: str | None = _model(
         None,
         "Names of the model in the API; by default the last part of the model path.",
@@ -105,6 +110,12 @@ class ServerConfig(SchedulerSettings):
     max_lora_rank: int = _model(64, "Largest rank of an adapter.", within=(1, 512))
     max_images: int = _model(64, "Most images of a request.", within=(1, 1024))
     max_image_pixels: int = _model(1 << 24, "Most pixels of an image.", within=(1, 1 << 28))
+    allow_image_hosts: str | None = _model(
+        None,
+        "Hosts of https images that are fetched; by default none.",
+        metavar="HOST",
+        several=True,
+    )
     max_image_mib: int = _model(20, "Most MiB of an image's file.", within=(1, 20))
     chat_template: str | None = _model(
         None, "File with a Jinja chat template that replaces the tokenizer's own.", metavar="FILE"
@@ -407,11 +418,8 @@ class ServerConfig(SchedulerSettings):
             yield "--cache-bundle is added to a directory: give --cache-dir DIR, too."
         if self.draft_model is not None and self.speculation not in ("auto", "head"):
             yield f"--draft-model drafts nothing with --speculation {self.speculation}: leave one out."
-        if self.cache_dir is not None:
-            if self.disable_radix_cache:
-                yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
-            if self.tp > 1:
-                yield "--cache-dir: not yet with --tp; leave one out."
+        if self.cache_dir is not None and self.disable_radix_cache:
+            yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
         if self.receipts and (self.join is not None or self.replica_listen is not None):
             yield "--receipts names one engine: it does not go with --join or --replica-listen."
         if self.tls_key is not None and self.tls_cert is None:

@@ -130,7 +130,7 @@ MAX_TOKENS = 64
 Python between them."""
 
 MAX_TOKENS_WITH_PROMPTS = 1024
-"""Tokens of a step of which few rows are wanted. The tensors of its tape stay in the caches, where
+"""Tokens of a step whose tape ends at the last attention. Its tensors stay in the caches, where
 tensors that are allocated anew for each layer do not."""
 
 MAX_KEPT = 128
@@ -139,7 +139,7 @@ MAX_KEPT = 128
 
 class StepTapes:
     """A tape for each number of tokens, from token ids to hidden states. Of steps with prompts, few
-    rows are wanted: behind the last attention these are computed without a tape.
+    rows are wanted: what is behind the last attention is computed without a tape.
 
     Steps with rows of LoRA adapters have tapes of their own, so that the others stay as they are.
 
@@ -171,7 +171,7 @@ class StepTapes:
         self._adapter_tape_of = functools.lru_cache(MAX_KEPT)(self._make_with_adapters)
 
     def forget_adapters(self) -> None:
-        """Layers have adapters that had none: drop the tapes without them."""
+        """Layers have other stacks of adapters: drop the tapes without these."""
         self._with_adapters = None
         self._adapter_tape_of.cache_clear()
 
@@ -219,14 +219,17 @@ class StepTapes:
         """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next
         step may overwrite it."""
         count = len(token_ids)
-        by_rows = rows is not None and len(rows) < count and self._model.ends_by_rows
+        fewer = count > MAX_TOKENS if rows is None else len(rows) < count
+        by_rows = fewer and self._model.ends_by_rows
         is_small = count <= (MAX_TOKENS_WITH_PROMPTS if by_rows else MAX_TOKENS)
         tape = self._tape_of(count, by_rows) if is_small else None
         if tape is None:
             return self._model.forward(token_ids, positions, self._context, rows)
         if by_rows:
             hidden, residual = tape.replay(token_ids, positions)
-            return self._model.after_last_attention(hidden[rows], residual[rows])
+            if rows is not None:
+                hidden, residual = hidden[rows], residual[rows]
+            return self._model.after_last_attention(hidden, residual)
         whole: torch.Tensor = tape.replay(token_ids, positions)
         return whole if rows is None else whole[rows]
 

@@ -24,7 +24,7 @@ from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import PositionLogprobs
-from radixrt.models.eagle3 import FOLDER
+from radixrt.models.head_files import FOLDER
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 from radixrt.worker.threads import use_threads
@@ -33,6 +33,7 @@ from tests.adapters.peft_adapters import make_adapter
 from tests.checkpoints import CONFIGS, HYBRIDS, make_checkpoint
 from tests.draft_heads import make_head
 from tests.engine.in_process import InProcessEngine
+from tests.mtp_checkpoints import make_with_mtp
 from tests.scheduler.engine_model import expect_nothing
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ
@@ -62,7 +63,7 @@ class Case(NamedTuple):
     heads: str = "auto"
     """Heads of queries, x, heads of keys and values."""
     drafts: str = "auto"
-    """``head``: a draft head of random weights drafts in each step."""
+    """``head``, ``mtp``: a draft head, or layer, of random weights drafts in each step."""
     adapters: str = "auto"
     """``lora``: two of three requests have an adapter, of which one is activated."""
 
@@ -100,6 +101,9 @@ if THOROUGH:
         Case("llama", "bfloat16", drafts="head"),
         Case("qwen3_moe", "float32", "int8", drafts="head"),
         Case("gemma3", "bfloat16", "auto", "int8", drafts="head"),
+        Case("deepseek_v3", "float32", drafts="mtp"),
+        Case("glm4_moe", "bfloat16", "int8", drafts="mtp"),
+        Case("qwen3_5", "bfloat16", "auto", "int8", drafts="mtp"),
     ]
     CASES += [
         Case(family, dtype, *quantization, adapters="lora")
@@ -109,7 +113,7 @@ if THOROUGH:
             ("gemma3", "bfloat16", "int4", "int8"),
             ("deepseek_v3", "float32"),
             ("qwen3_5", "bfloat16"),
-            ("gpt_oss", "float16"),
+            ("gpt_oss", "float32", "int4", "int8"),
         )
     ]
     CASES += [Case("llama", "bfloat16", drafts="head", adapters="lora")]
@@ -213,7 +217,7 @@ class Model:
             kv_cache_dtype=self.case.kv_cache,
             kernel_threads=threads,
             context_length=CONTEXT,
-            speculation="off" if self.case.drafts == "auto" else self.case.drafts,
+            speculation="off" if self.case.drafts == "auto" else "head",
             lora=None if self.case.adapters == "auto" else lora_setting(self.folder),
             **{**usual, **settings},
         )
@@ -233,7 +237,8 @@ def model(
 ) -> Iterator[Model]:
     case: Case = request.param
     folder = tmp_path_factory.mktemp(case.family)
-    make_checkpoint(case.family, folder, max_position_embeddings=CONTEXT, **case.overrides)
+    make = make_with_mtp if case.drafts == "mtp" else make_checkpoint
+    make(case.family, folder, max_position_embeddings=CONTEXT, **case.overrides)
     if case.adapters == "lora":
         make_adapters(folder)
     model = Model(folder, case._replace(drafts="auto"))
@@ -258,8 +263,7 @@ def make_adapters(folder: Path) -> None:
     make_adapter(folder, folder / "plain", None, size=0.4)
     activated = peft.LoraConfig(
         task_type="CAUSAL_LM",
-        target_modules="all-linear",
-        exclude_modules=r".*(out_proj|kv_b_proj|vision.*)",
+        target_modules=r".*_attn\.(q_proj|q_b_proj|v_proj|o_proj|in_proj_qkv)",
         alora_invocation_tokens=INVOCATION,
         r=5,
     )

@@ -90,6 +90,6 @@ class SchedulerSettings:
     )
     speculation: Literal["auto", "text", "head", "off"] = _scheduling(
         "auto",
-        "Draft tokens from known text, by --draft-model, or both (auto) where that saves time; "
-        "answers stay the same. Only on a CPU.",
+        "Draft tokens from known text, by a head (--draft-model, or the checkpoint's MTP layer), or "
+        "both (auto); answers stay the same. Only on a CPU.",
     )
