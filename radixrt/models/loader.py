@@ -333,7 +333,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def read_tensors(
-    model_dir: Path, progress_level: int = logging.INFO
+    model_dir: Path,
+    progress_level: int = logging.INFO,
+    wanted: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its
     part.
@@ -342,6 +344,7 @@ def read_tensors(
 
     Args:
         progress_level: of the lines of the log that tell the progress.
+        wanted: whether a tensor of this name is read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -350,7 +353,7 @@ def read_tensors(
     for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+                for name in filter(wanted, tensors.keys()):
                     tensor = tensors.get_tensor(name)
                     yield name, tensor
                     progress.add_tensor(tensor.nbytes)

@@ -347,9 +347,9 @@ class SchedulerProcess:
         return stats if self._kv_events is None else self._kv_events.add_stats(stats)
 
     def _seconds_to_next_deadline(self) -> float | None:
-        deadline = self.scheduler.next_deadline()
+        deadline = self.scheduler.open.next_deadline()
         times = [self.scheduler.state.kv.leases.seconds_to_next_expiry()]
-        times.append(self.scheduler.queue_time.seconds_to_next_overdue())
+        times.append(self.scheduler.open.queue_time.seconds_to_next_overdue())
         if not self.scheduler.num_in_flight:
             times.append(self.scheduler.state.idle.seconds_to_rest())
         times.append(None if deadline is None else max(0.0, deadline - time.time()))

@@ -66,7 +66,7 @@ from radixrt.tokenizer.prompt.prompts import (
 )
 from radixrt.tokenizer.receipts import ReceiptMaker
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
-from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
+from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers, shared_by
 from radixrt.tokenizer.trial import try_tokenizer
 from radixrt.tokenizer.vocabulary import MAX_THREADS, Vocabulary
 
@@ -352,7 +352,8 @@ class TokenizerProcess:
             grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids, key_ids = pack_ids(token_ids), encoded.prompt.key_ids
         keys = encoded.prompt.keys
-        scheduler = self._schedulers.choose(keys, request.options.root)
+        alike = shared_by(request, grammar)
+        scheduler = self._schedulers.choose(keys, request.options.root, alike)
         pictures = {one.key: one for one in encoded.prompt.pictures}
         scheduler.images.check_room(pictures.values())
         prompt_info = self._prompt_info(encoded, packed_ids)

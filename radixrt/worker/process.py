@@ -23,11 +23,12 @@ from radixrt.messages.links import PageMove, ToWorker
 from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
-from radixrt.worker.build import build_encoder, build_runner, take_share
+from radixrt.worker.build import build_encoder, build_runner
 from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.page_mover import PageMover
 from radixrt.worker.pooling import EncoderRunner
 from radixrt.worker.runner import ModelRunner
+from radixrt.worker.threads import take_share
 from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6

@@ -119,6 +119,8 @@ def test_a_schema_has_its_verdict_and_holds(open_page: OpenPage, url: str) -> No
         assert "llguidance" in verdict.inner_text() and "uniqueItems" in verdict.inner_text()
         page.get_by_label("Temperature").fill("0")
         assert re.search(r"^\[[\d,\s-]*\]$", ask(page, QUESTION), re.M)
+        facts = page.locator(".message.assistant footer").last.inner_text()
+        assert re.search(r"the schema kept [\d.]+ % of the probability", facts)
 
 
 def test_a_tool_is_called_and_gets_its_result(open_page: OpenPage, url: str) -> None:

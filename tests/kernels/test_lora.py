@@ -4,7 +4,7 @@ has alone."""
 import pytest
 import torch
 
-from radixrt_kernels import lora, mixture
+from radixrt_kernels import lora
 from radixrt_kernels.reference import lora as reference
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -36,11 +36,10 @@ class Layer:
         self, hidden: torch.Tensor, adapters: torch.Tensor, output: torch.Tensor
     ) -> torch.Tensor:
         output = output.clone()
-        groups = mixture.group_by_expert(adapters.unsqueeze(1), ADAPTERS + 1)
+        groups = lora.group_rows(adapters, ADAPTERS)
         lora.add_lora_(
             hidden,
-            groups.tokens,
-            groups.starts,
+            groups,
             self.packed_down,
             self.packed_up,
             RANK,

@@ -80,7 +80,7 @@ class Server:
     def answer(self, prompt: list[int], **options: object) -> int:
         """Run a request, and write what is to be written; returns its tokens read from disk."""
         seq_id = self.engine.add(prompt, **options)  # type: ignore[arg-type]
-        sequence = self.engine.scheduler._sequences[seq_id]
+        sequence = self.engine.scheduler.open.get(seq_id)
         self.settle()
         return 0 if sequence.disk_read is None else sequence.disk_read.tokens
 
