@@ -114,7 +114,7 @@ torture-models: install ## 200 requests to three models in the memory of two, wh
 torture-replicas: install ## Kill replicas under 64 streams, a hundred times, half of them with drafts; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py $(ARGS)
 
-adapters: install ## Load and unload 100 adapters under traffic, on servers with --tp 2 and --dp 2 too (some minutes)
+adapters: install ## Load and unload 100 adapters under traffic, on servers with --tp 2 and --dp 2 too, and adapters of every family (some minutes)
 	RADIXRT_ADAPTERS=100 $(BIN)/python -m pytest -q tests/adapters tests/server/test_adapters.py
 
 test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clients, and damage its files 10,000 times

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from radixrt.models.checkpoint import read_config
+from radixrt.models.checkpoint import read_config, text_config
 from tests.checkpoints import make_checkpoint
 
 MTP_FAMILIES: dict[str, dict[str, Any]] = {
@@ -27,11 +27,18 @@ MTP_FAMILIES: dict[str, dict[str, Any]] = {
 def make_with_mtp(family: str, folder: Path, **overrides: Any) -> Path:
     """A checkpoint of a family with such a layer, under the names that its authors use."""
     make_checkpoint(family, folder, **{**MTP_FAMILIES[family], **overrides})
-    config = read_config(folder)
+    return add_mtp(folder)
+
+
+def add_mtp(folder: Path) -> Path:
+    """Add such a layer to a checkpoint; its shapes are those of the last layer with attention."""
+    config = text_config(read_config(folder))
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     tensors = load_file(folder / "model.safetensors")
-    last = f"model.layers.{layers - 1}."
-    is_qwen = family.startswith("qwen")
+    output = "self_attn.o_proj.weight"
+    last = max(name for name in tensors if name.endswith(output)).removesuffix(output)
+    model = last.partition("layers.")[0]
+    is_qwen = config["model_type"].startswith("qwen")
     generator = torch.Generator().manual_seed(7)
 
     def random(like: Tensor) -> Tensor:
@@ -46,13 +53,13 @@ def make_with_mtp(family: str, folder: Path, **overrides: Any) -> Path:
         for name, tensor in tensors.items()
         if name.startswith(last)
     }
-    norm, top = tensors["model.norm.weight"], "mtp." if is_qwen else layer
+    norm, top = tensors[f"{model}norm.weight"], "mtp." if is_qwen else layer
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     projection = "fc"
     if not is_qwen:
         norms, projection = ("enorm", "hnorm", "shared_head.norm"), "eh_proj"
         for copy in ("embed_tokens", "shared_head.head"):
-            further[f"{layer}{copy}.weight"] = tensors["model.embed_tokens.weight"].clone()
+            further[f"{layer}{copy}.weight"] = tensors[f"{model}embed_tokens.weight"].clone()
     for name in norms:
         further[f"{top}{name}.weight"] = random(norm)
     wide = torch.randn((hidden, 2 * hidden), generator=generator) * (2 * hidden) ** -0.5

@@ -23,6 +23,7 @@ SHARED = {
     "tests/cli/test_launch.py": DEMO_SERVER,
     "tests/browser/test_page.py": DEMO_SERVER,
     "tests/docs/test_snippets.py": DEMO_SERVER,
+    "tests/server/test_cache_dir.py": DEMO_SERVER,
     "tests/lang/test_docs.py": DEMO_SERVER,
     "tests/lang/test_documents.py": DEMO_SERVER,
     "tests/lang/test_examples.py": DEMO_SERVER,

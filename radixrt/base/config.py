@@ -418,11 +418,8 @@ class ServerConfig(SchedulerSettings):
             yield "--cache-bundle is added to a directory: give --cache-dir DIR, too."
         if self.draft_model is not None and self.speculation not in ("auto", "head"):
             yield f"--draft-model drafts nothing with --speculation {self.speculation}: leave one out."
-        if self.cache_dir is not None:
-            if self.disable_radix_cache:
-                yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
-            if self.tp > 1:
-                yield "--cache-dir: not yet with --tp; leave one out."
+        if self.cache_dir is not None and self.disable_radix_cache:
+            yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
         if self.receipts and (self.join is not None or self.replica_listen is not None):
             yield "--receipts names one engine: it does not go with --join or --replica-listen."
         if self.tls_key is not None and self.tls_cert is None:

@@ -61,6 +61,10 @@ class StepRows:
         """Of ``kernels``. None: no row has an adapter, and the layers compute as if there were
         none."""
 
+    def padded(self, rank: int) -> int:
+        """The rank that a stack has for adapters of a rank."""
+        return -(-rank // self.kernels.PANEL) * self.kernels.PANEL
+
     def sort(self, adapters: Tensor) -> None:
         """Take the adapter of each row: [num_tokens] int64, ``num_adapters`` for none."""
         self.clear()
@@ -116,7 +120,7 @@ class LoraStack:
         """
         self._rows, self._kernels = rows, rows.kernels
         self._widths = tuple(widths)
-        self._rank = -(-rank // self._kernels.PANEL) * self._kernels.PANEL
+        self._rank = rows.padded(rank)
         self._columns, self._dtype, self._members = columns, dtype, members
         parts, matrices = len(self._widths), num_adapters * members
         down, up = self._packed_down([None] * parts), self._packed_up([None] * parts)
@@ -125,6 +129,20 @@ class LoraStack:
         )
         self._ranks = torch.zeros(matrices, parts, dtype=torch.int32, device=device)
         self._width_of_part = torch.tensor(self._widths, dtype=torch.int32, device=device)
+
+    @property
+    def rank(self) -> int:
+        """The largest of an adapter that it has room for."""
+        return self._rank
+
+    def take(self, other: "LoraStack") -> None:
+        """Copy the adapters of a stack of the same layer and of a smaller rank, beside a step. Their
+        rows of zeros change no bit of what they add."""
+        parts = len(self._widths)
+        down, theirs = (one._down.unflatten(1, (parts, -1)) for one in (self, other))
+        down[:, :, : theirs.shape[2]] = theirs
+        self._up[:, :, : other._rank] = other._up
+        self._ranks.copy_(other._ranks)
 
     def put(self, index: int, members: Sequence[Sequence[LowRank | None]]) -> None:
         """Replace an adapter that no row has, beside a step.

@@ -294,7 +294,7 @@ class ModelAdapters:
         self._stacks: list[LoraStack | None] = [None] * len(self._sites)
         """The stack of each site, which may be one that its layer has not yet."""
         self._new: SimpleQueue[tuple[_Site, LoraStack]] = SimpleQueue()
-        """Stacks for layers that have none."""
+        """Stacks for layers that have none, or one for smaller ranks."""
 
     def read(self, path: Path) -> Adapter:
         """Read an adapter; see :func:`read_adapter`. Safe to call beside a step."""
@@ -312,9 +312,11 @@ class ModelAdapters:
         """
         for number, site in enumerate(self._sites):
             members = [[self._part(adapter, cut) for cut in cuts] for cuts in site.members]
+            ranks = [len(part.down) for parts in members for part in parts if part is not None]
             stack = self._stacks[number]
-            if stack is None and any(part for parts in members for part in parts):
-                stack = self._stacks[number] = self._stack(site)
+            if ranks and (stack is None or stack.rank < max(ranks)):
+                stack = self._grown(site, stack, max(ranks))
+                self._stacks[number] = stack
                 self._new.put((site, stack))
             if stack is not None:
                 stack.put(index, members)
@@ -323,7 +325,7 @@ class ModelAdapters:
         """Give the layers the stacks that were made for them.
 
         Returns:
-            Whether layers have adapters now that had none.
+            Whether layers have other stacks now.
         """
         has_new = False
         with contextlib.suppress(Empty):
@@ -337,14 +339,18 @@ class ModelAdapters:
         pair = adapter.projections.get(cut.name)
         return None if pair is None else cut.of(pair)
 
-    def _stack(self, site: _Site) -> LoraStack:
-        return LoraStack(
+    def _grown(self, site: _Site, before: LoraStack | None, rank: int) -> LoraStack:
+        """A stack with room for adapters of a rank, and with those of the one before."""
+        stack = LoraStack(
             site.widths,
             site.columns,
-            self.max_rank,
+            rank,
             self.rows,
             self.num_adapters,
             site.dtype,
             len(site.members),
             self._device,
         )
+        if before is not None:
+            stack.take(before)
+        return stack

@@ -210,7 +210,8 @@ class SchedulerProcess:
     def _take_over(self, record_fd: int, info: EngineInfo) -> None:
         """Take over the pages of a shared pool that the last engine has left."""
         kv = self.scheduler.state.kv
-        record = open_record(record_fd, info.pool_id, kv.allocator.num_pages, info.page_size)
+        num_pages, num_ranks = kv.allocator.num_pages, len(self._to_workers)
+        record = open_record(record_fd, info.pool_id, num_pages, info.page_size, num_ranks)
         if record is not None and (kept := kv.keep_record(record)):
             log.info("Took over %d tokens of KV from the last engine.", kept * info.page_size)
 

@@ -41,6 +41,7 @@ from radixrt.messages.steps import (
 )
 from radixrt.scheduler.adapters import AdapterRegistry
 from radixrt.scheduler.disk.pages import DiskPages
+from radixrt.scheduler.disk.ranks import RankAnswers
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.loaded_parts import GrammarRegistry, ImageRegistry
 from radixrt.scheduler.open_sequences import OpenSequences
@@ -94,6 +95,7 @@ class Scheduler:
         self.adapters = AdapterRegistry(
             limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
         )
+        self._moves = RankAnswers(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.admission = Admission(state)
@@ -429,13 +431,15 @@ class Scheduler:
         return orders + reads.take_orders()
 
     def moved(self, message: PagesWritten | PagesRead) -> None:
-        """Take the answer to an order of :meth:`take_moves`."""
+        """Take a rank's answer to an order of :meth:`take_moves`."""
         disk, reads = self.state.kv.disk, self.state.reads
         assert disk is not None and reads is not None
-        if isinstance(message, PagesWritten):
-            disk.written(message)
+        if (answer := self._moves.add(message)) is None:
             return
-        for sequence in reads.read(message):
+        if isinstance(answer, PagesWritten):
+            disk.written(answer)
+            return
+        for sequence in reads.read(answer):
             self.state.waiting.add(sequence, retracted=True)
 
     # ------------------------------------------------------------ inspection

@@ -36,8 +36,8 @@ class AdapterLoader:
         self._thread.submit(self._load, message)
 
     def put(self) -> bool:
-        """Let the layers compute with the adapters that are written; returns whether some have
-        adapters now that had none."""
+        """Let the layers compute with the adapters that are written; returns whether some have other
+        stacks now."""
         return self.adapters.attach()
 
     def _load(self, message: LoadAdapter) -> None:

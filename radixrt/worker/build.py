@@ -51,10 +51,11 @@ from radixrt.worker.kv.pool import (
     kept_states,
     pool_pages,
     pool_tokens,
+    shared_bytes,
     state_rows,
 )
 from radixrt.worker.kv.shared_memory import SharedMemory, wants_shared_memory
-from radixrt.worker.kv.states import SlotStates, state_bytes
+from radixrt.worker.kv.states import SlotStates, shared_state_bytes, state_bytes
 from radixrt.worker.pooling import EncoderRunner, Pooler
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
@@ -104,8 +105,8 @@ def build_runner(
     """
     _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
-    names_kv = config.cache_dir is not None or (config.receipts and tp.rank == 0)
-    weights = begin_weights_digest(config) if names_kv else None
+    names_kv = config.cache_dir is not None or config.receipts
+    weights = begin_weights_digest(config) if names_kv and tp.rank == 0 else None
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     adapters = make_adapters(config, model, kernels)
@@ -116,7 +117,7 @@ def build_runner(
     if one_state and config.cache_dir is not None:
         raise ConfigError(
             f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
-            "leave it out."
+            "leave it out (--shared-kv-pool keeps them when a worker dies)."
         )
     head = load_draft_head(config, model, info, kernels)
     info = replace(info, speculation=speculation_of(config, info.device, head))
@@ -125,8 +126,16 @@ def build_runner(
         info = replace(info, weight_bytes=info.weight_bytes + weight_bytes(head))
         specs = head_specs(head, config.page_size, setup.kv_dtype)
         setup = dataclasses.replace(setup, head_specs=specs)
-    setup = _with_rows(setup, config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
+    shared = None
+    if kept_fd >= 0 and may_share_pool(config, device):
+        live = kv_parts(config, model, setup, backend_name, stats_of_files(config), {})
+        shared = SharedMemory(kept_fd, live, tp)
+    kept_pages, kept_slots = (0, 0) if shared is None else (shared.num_pages, shared.num_slots)
+    if kept_slots:
+        setup = dataclasses.replace(setup, max_rows=kept_slots)
+    else:
+        setup = _with_rows(setup, config, tp, one_state)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
@@ -147,18 +156,15 @@ def build_runner(
     parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
-    shared = None
-    if kept_fd >= 0 and may_share_pool(config, device, tp, one_state):
-        live = kv_parts(config, model, setup, backend_name, stats_of_files(config), {})
-        shared = SharedMemory(kept_fd, live)
-    kept_pages = 0 if shared is None else shared.num_pages
     pages = kept_pages or _pool_pages(config, setup, tp, longest, one_state)
+    num_kept = kept_states(setup, pages, one_state) if one_state else 0
+    state_specs = model.state_specs() if one_state else []
+    if shared is not None:
+        of_states = shared_state_bytes(state_specs, setup.max_rows, num_kept)
+        shared.begin(pages, setup.max_rows, shared_bytes(setup, pages) + of_states)
     pool = KVPool(setup, pages, shared=shared)
     adapter_loader = None if adapters is None else AdapterLoader(adapters, report)
-    states, num_kept = None, 0
-    if one_state:
-        num_kept = kept_states(setup, pages, one_state)
-        states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
+    states = SlotStates(state_specs, setup.max_rows, num_kept, shared) if one_state else None
     images = None
     if info.vision is not None and (reason := _why_no_images_here(info.vision, setup)):
         info = replace(info, vision=None, why_no_images=reason)
@@ -180,9 +186,7 @@ def build_runner(
     )
 
 
-def may_share_pool(
-    config: ServerConfig, device: Device, tp: TensorParallel, one_state: int
-) -> bool:
+def may_share_pool(config: ServerConfig, device: Device) -> bool:
     """Whether the KV pool outlives this worker.
 
     Raises:
@@ -190,16 +194,9 @@ def may_share_pool(
     """
     if config.shared_kv_pool == "off":
         return False
-    if is_gpu(device) or tp.size > 1 or one_state:
+    if is_gpu(device):
         if config.shared_kv_pool == "on":
-            what = (
-                "on a GPU"
-                if is_gpu(device)
-                else "with --tp"
-                if tp.size > 1
-                else "for models with recurrent layers"
-            )
-            raise ConfigError(f"--shared-kv-pool on: not yet {what}; leave it out.")
+            raise ConfigError("--shared-kv-pool on: not yet on a GPU; leave it out.")
         return False
     if not wants_shared_memory(config):
         log.info(

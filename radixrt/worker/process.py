@@ -57,6 +57,7 @@ class WorkerProcess:
         self._to_scheduler = channels.address("worker", "scheduler")
         self._outbox = Outbox(self._to_scheduler)
         self._mover: PageMover | None = None
+        self._rank, self._num_ranks = rank, config.tp
         self._answers = rank == 0
         self._heartbeat = Heartbeat(channels.heartbeat_file("worker", rank))
         self._step_timeout_s = work_limit_s(config.step_timeout)
@@ -110,7 +111,7 @@ class WorkerProcess:
         if self._mover is None:
             assert isinstance(self._runner, ModelRunner), "an encoder keeps no KV"
             report = Outbox(self._to_scheduler).send
-            self._mover = PageMover(self._runner.kv_caches, report)
+            self._mover = PageMover(self._runner.kv_caches, report, self._rank, self._num_ranks)
         self._mover.take(order)
 
     def _next_order(self) -> tuple[ToWorker, float]:

@@ -171,7 +171,7 @@ class StepTapes:
         self._adapter_tape_of = functools.lru_cache(MAX_KEPT)(self._make_with_adapters)
 
     def forget_adapters(self) -> None:
-        """Layers have adapters that had none: drop the tapes without them."""
+        """Layers have other stacks of adapters: drop the tapes without these."""
         self._with_adapters = None
         self._adapter_tape_of.cache_clear()
 

@@ -200,6 +200,22 @@ def test_a_load_computes_nothing_on_the_thread_of_the_steps(
     assert engine.generate(PROMPTS, SHORT, "new") == base
 
 
+def test_an_adapter_of_a_larger_rank_changes_no_bit_of_others(
+    make_engine: Callable[..., InProcessEngine], folders: dict[str, Path]
+) -> None:
+    """Stacks grow with the largest rank of a projection: 8, then 20."""
+    engine = make_engine(lora=f"{NAMES[0]}={folders[NAMES[0]]}", dtype="bfloat16")
+    few = answers(engine, PROMPTS[:2], [NAMES[0]] * 2, "before")
+    with Operations() as operations:
+        assert isinstance(engine.load_adapter("larger", folders[NAMES[3]]), AdapterInfo)
+    assert not operations.names
+    assert answers(engine, PROMPTS[:2], [NAMES[0]] * 2, "after") == few
+    names = ["larger", NAMES[0]]
+    other = make_engine(lora=f"{NAMES[0]}={folders[NAMES[3]]}", dtype="bfloat16")
+    larger = answers(other, PROMPTS[:1], [NAMES[0]], "")
+    assert answers(engine, PROMPTS[:2], names, "together") == [*larger, few[1]]
+
+
 def test_an_adapter_that_is_gone_is_named(make_engine: Callable[..., InProcessEngine]) -> None:
     engine = make_engine()
     info = engine.scheduler.adapters.unload(UnloadAdapterCall(name=NAMES[0]))

@@ -4,7 +4,6 @@ process."""
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,14 +45,14 @@ class Callbacks:
 
 
 @pytest.fixture
-def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callbacks]:
-    """Objects of the tests are no garbage, and the processes of a server have none of them."""
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> Callbacks:
+    """Objects of the tests are no garbage, and the processes of a server have none of them: the
+    collector does not visit them again, neither in later tests."""
     gc.collect()
     gc.freeze()
     callbacks = Callbacks()
     callbacks.watch(monkeypatch)
-    yield callbacks
-    gc.unfreeze()
+    return callbacks
 
 
 @pytest.fixture(scope="module")

@@ -129,14 +129,3 @@ def test_a_dead_collector_disturbs_nobody(start_server: StartServer) -> None:
     with server.http as http:
         for _ in range(3):
             assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
-
-
-def test_without_the_setting_the_library_is_not_imported() -> None:
-    import subprocess
-    import sys
-
-    program = "import sys, radixrt.api.server; print(any(name.startswith('opentelemetry.sdk') for name in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"

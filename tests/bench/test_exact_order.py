@@ -103,7 +103,7 @@ def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
     policy: SchedulePolicyName, num_pages: int
 ) -> None:
-    check(conversations(2, 250, num_users=25), num_pages, policy)
+    check(conversations(2, 150, num_users=15), num_pages, policy)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not in this checkout")
@@ -112,4 +112,4 @@ def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
 def test_replay_of_a_recorded_crowd_has_the_exact_order_and_hits(
     name: str, policy: SchedulePolicyName
 ) -> None:
-    check(read_trace(TRACES / f"{name}.jsonl.gz", limit=300), 1024, policy)
+    check(read_trace(TRACES / f"{name}.jsonl.gz", limit=150), 512, policy)

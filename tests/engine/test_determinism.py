@@ -113,7 +113,7 @@ if THOROUGH:
             ("gemma3", "bfloat16", "int4", "int8"),
             ("deepseek_v3", "float32"),
             ("qwen3_5", "bfloat16"),
-            ("gpt_oss", "float16"),
+            ("gpt_oss", "float32", "int4", "int8"),
         )
     ]
     CASES += [Case("llama", "bfloat16", drafts="head", adapters="lora")]
@@ -263,8 +263,7 @@ def make_adapters(folder: Path) -> None:
     make_adapter(folder, folder / "plain", None, size=0.4)
     activated = peft.LoraConfig(
         task_type="CAUSAL_LM",
-        target_modules="all-linear",
-        exclude_modules=r".*(out_proj|kv_b_proj|vision.*)",
+        target_modules=r".*_attn\.(q_proj|q_b_proj|v_proj|o_proj|in_proj_qkv)",
         alora_invocation_tokens=INVOCATION,
         r=5,
     )

@@ -119,27 +119,27 @@ def test_a_head_reads_what_another_sequence_computes(
     assert Expected(model_dir, head).check(drafted) > 20
 
 
-@pytest.mark.parametrize("poison", ["nan", "constant", "random"])
-def test_a_poisoned_head_changes_no_answer(
-    model_dir: Path,
-    config: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    poison: str,
-) -> None:
+@pytest.fixture(params=["nan", "constant", "random"])
+def poisoned(request: pytest.FixtureRequest, config: dict[str, Any], tmp_path: Path) -> str:
     folder = make_head(tmp_path / "head", config, seed=3)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    if poison == "nan":
+    if request.param == "nan":
         tensors["fc.weight"].fill_(float("nan"))
-    elif poison == "constant":
+    elif request.param == "constant":
         tensors["lm_head.weight"].zero_()
     save_file(tensors, file)
+    return str(folder)
+
+
+def test_a_poisoned_head_changes_no_answer(
+    model_dir: Path, poisoned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
     monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
-    plain, poisoned = (
+    plain, engine = (
         InProcessEngine(model_dir, **settings)  # type: ignore[arg-type]
-        for settings in ({}, {"speculation": "auto", "draft_model": str(folder)})
+        for settings in ({}, {"speculation": "auto", "draft_model": poisoned})
     )
     asked = prompts(6, 5, 30)
     sampling = [
@@ -150,10 +150,25 @@ def test_a_poisoned_head_changes_no_answer(
         for index in range(6)
     ]  # fmt: skip
     for _ in range(2):
-        assert poisoned.generate(asked, sampling) == plain.generate(asked, sampling)
-        assert poisoned.logprobs == plain.logprobs
-    drafted = poisoned.scheduler.state.counters.drafted_tokens["head"]
-    assert (drafted == 0) == (poison == "nan")
+        assert engine.generate(asked, sampling) == plain.generate(asked, sampling)
+        assert engine.logprobs == plain.logprobs
+    assert engine.scheduler.state.counters.drafted_tokens["head"] > 0
+
+
+def test_a_poisoned_head_is_soon_left_alone(
+    model_dir: Path, poisoned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may cost 5 % of an answer; a draft token costs a twentieth of a step, and as much again
+    where it is verified."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.05)
+    engine = InProcessEngine(model_dir, speculation="head", draft_model=poisoned)
+    sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=400, ignore_eos=True)
+    engine.generate(prompts(1, 20, 20), sampling)
+    computed = engine.runner._head.computed
+    verified = engine.scheduler.state.counters.drafted_tokens["head"]
+    assert 5 < verified <= computed
+    assert 0.05 * (computed + verified) < 0.05 * 400
 
 
 def test_a_head_for_another_model_is_refused(

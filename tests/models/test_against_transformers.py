@@ -3,7 +3,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -34,14 +34,26 @@ PROMPTS = [random_tokens(n, seed=n) for n in (17, 40, 75, 33)]
 class Pair:
     """A checkpoint, loaded by us and by transformers."""
 
+    name: str
     ours: CausalLM
     theirs: transformers.PreTrainedModel
+    logits: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     @torch.inference_mode()
     def expected_logits(self, tokens: list[int]) -> torch.Tensor:
-        return self.theirs(torch.tensor([tokens])).logits[0]
+        if (key := tuple(tokens)) not in self.logits:
+            self.logits[key] = self.theirs(torch.tensor([tokens])).logits[0]
+        return self.logits[key]
 
-    def expected_tokens(self, prompt: list[int], count: int) -> list[int]:
+    def is_greedy(self, prompt: list[int], answer: list[int]) -> bool:
+        """Whether each token is the most likely one behind those before it, by one forward pass of
+        transformers, whose ``generate`` would take one for each."""
+        if self.name == "phi3_long":  # whose factors depend on the length of the whole text
+            return answer == self.generated(prompt, len(answer))
+        logits = self.expected_logits(prompt + answer[:-1])[len(prompt) - 1 :]
+        return answer == logits.argmax(-1).tolist()
+
+    def generated(self, prompt: list[int], count: int) -> list[int]:
         ids = torch.tensor([prompt])
         output = self.theirs.generate(
             ids,
@@ -60,11 +72,10 @@ def pair(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> P
         folder, attn_implementation="eager"
     ).eval()
     theirs.generation_config.eos_token_id = None
-    return Pair(load_model(folder), theirs)
+    return Pair(request.param, load_model(folder), theirs)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("chunk", [None, 1, 7, 64])
+@pytest.mark.parametrize(("chunk", "page_size"), [(None, 16), (1, 1), (7, 16), (64, 1)])
 def test_prompt_logits_equal_transformers_whatever_the_chunks_and_pages(
     pair: Pair, chunk: int | None, page_size: int
 ) -> None:
@@ -74,8 +85,7 @@ def test_prompt_logits_equal_transformers_whatever_the_chunks_and_pages(
     )
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch_reference"])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("page_size", "backend"), [(16, "auto"), (1, "torch_reference")])
 def test_a_step_that_mixes_prefill_chunks_and_decodes_equals_transformers(
     pair: Pair, page_size: int, backend: str
 ) -> None:
@@ -90,7 +100,7 @@ def test_a_step_that_mixes_prefill_chunks_and_decodes_equals_transformers(
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_64_greedy_tokens_of_a_mixed_batch_equal_transformers_generate(pair: Pair) -> None:
+def test_64_greedy_tokens_of_a_mixed_batch_equal_transformers(pair: Pair) -> None:
     generated = Harness(pair.ours, page_size=16).generate(PROMPTS, 64)
     for tokens, prompt in zip(generated, PROMPTS, strict=True):
-        assert tokens == pair.expected_tokens(prompt, 64)
+        assert len(tokens) == 64 and pair.is_greedy(prompt, tokens)

@@ -19,6 +19,7 @@ from radixrt.constrained.grammar import CheckedTags, Compiled
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.parsers.tool_calls.registry import FORMATS
+from radixrt.tokenizer.retry.spans import CompletedSpan
 from radixrt.tokenizer.retry.tags import TagTracker
 from tests.constrained.test_compilation import takes
 from tests.parsers.test_formats import TOOLS, parsed_calls, with_marks
@@ -81,19 +82,21 @@ def random_answer(matcher: Matcher, rng: random.Random) -> str | None:
     """A text that the grammar lets through; None: it does not end in time, or is no text."""
     facts = matcher.facts
     names = {token: name.encode() for name, token in facts.special_names.items()}
+    ends = np.array([token in facts.eos_token_ids for token in range(facts.vocab_size)])
+    closes = np.array([t in names or facts.tokens[t][:1] in b"\"\n<>,}])'" for t in range(facts.vocab_size)])  # fmt: skip
     row, text = np.zeros_like(facts.eos_mask), b""
     for _ in range(400):
         matcher.fill_mask(row)
         bits = np.unpackbits(row.view(np.uint8), bitorder="little", count=facts.vocab_size)
-        allowed = np.flatnonzero(bits).tolist()
-        others = [token for token in allowed if token not in facts.eos_token_ids]
-        if not others or (len(others) < len(allowed) and rng.random() < 0.5):
+        allowed = np.flatnonzero(bits)
+        others = allowed[~ends[allowed]]
+        if not len(others) or (len(others) < len(allowed) and rng.random() < 0.5):
             try:
                 return text.decode()
             except UnicodeDecodeError:
                 return None
-        closing = [t for t in others if t in names or facts.tokens[t][:1] in b"\"\n<>,}])'"]
-        token = rng.choice(closing if closing and rng.random() < 0.5 else others)
+        closing = others[closes[others]]
+        token = int(rng.choice(closing if len(closing) and rng.random() < 0.5 else others))
         assert matcher.advance([token]) == 1
         text += names.get(token, facts.tokens[token])
     return None
@@ -115,47 +118,60 @@ CHECKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("required", [True, False])
-def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, required: bool) -> None:
-    rng, facts, num_found = random.Random(form), with_marks(), 0
+def calls_of_checked(form: str, required: bool) -> Compiled:
+    """The constraint of up to three calls of three tools."""
     tools = [tool_calls.Tool.from_schema(name, CHECKED, True, "p") for name in ("f", "f_x")]
     tools.append(
         tool_calls.Tool.from_schema("any", {"additionalProperties": {"type": "string"}}, True, "p")
     )
-    begin = "I look: " if not required and form != "pythonic" else ""
+    held = tool_calls.calls(tools, FORMATS[form], required=required, most=3)
+    return compile_constraint(held, with_marks(), CompileOptions())
 
-    def compiled(required: bool) -> Compiled:
-        held = tool_calls.calls(tools, FORMATS[form], required=required, most=3)
-        return compile_constraint(held, facts, CompileOptions())
 
-    checks = compiled(required).checks
-    assert isinstance(checks, CheckedTags)
-    answers = compiled(True)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str) -> None:
+    """Whether calls are required or not: then text may stand before them, but in one form."""
+    rng, facts, num_found = random.Random(form), with_marks(), 0
+    answers = calls_of_checked(form, True)
+    checks_and_begins = [
+        (answers.checks, ""),
+        (calls_of_checked(form, False).checks, "" if form == "pythonic" else "I look: "),
+    ]
     for _ in range(60):
-        text = random_answer(load_grammar(answers.grammar, facts), rng)
-        if text is None:
+        answer = random_answer(load_grammar(answers.grammar, facts), rng)
+        if answer is None:
             continue
-        tracker, text = TagTracker(checks), begin + text
-        found = [span for character in text for span in tracker.push(character)] + tracker.finish()
-        _, calls = parsed_calls(
-            form, [text], {"f": CHECKED, "f_x": CHECKED, "any": {}}, in_pieces=False
-        )
-        wanted = []
-        for name, arguments in calls:
-            values = json.loads(arguments)
-            if name != "any":
-                wanted += [
-                    ("/$defs/unique", values["u"]),
-                    ("/properties/o/properties/m", values["o"]["m"]),
-                ]
-        assert [(s.check.pointer, json.loads(text[s.start : s.end])) for s in found] == wanted, text
+        found = []
+        for checks, begin in checks_and_begins:
+            assert isinstance(checks, CheckedTags)
+            found = values_are_those_of_the_calls(form, checks, begin + answer)
         if (num_found := num_found + len(found)) >= 30:
             break
     assert num_found >= 20
-    if not required:
-        plain = TagTracker(checks)
-        assert plain.push("no call, [f_x(u=[1, 1])]") + plain.finish() == []
+    checks, _ = checks_and_begins[1]
+    assert isinstance(checks, CheckedTags)
+    plain = TagTracker(checks)
+    assert plain.push("no call, [f_x(u=[1, 1])]") + plain.finish() == []
+
+
+def values_are_those_of_the_calls(form: str, checks: CheckedTags, text: str) -> list[CompletedSpan]:
+    """Assert that a tracker finds the checked arguments of an answer, as its parser reads them;
+    returns what it finds."""
+    tracker = TagTracker(checks)
+    found = [span for character in text for span in tracker.push(character)] + tracker.finish()
+    _, calls = parsed_calls(
+        form, [text], {"f": CHECKED, "f_x": CHECKED, "any": {}}, in_pieces=False
+    )
+    wanted = []
+    for name, arguments in calls:
+        values = json.loads(arguments)
+        if name != "any":
+            wanted += [
+                ("/$defs/unique", values["u"]),
+                ("/properties/o/properties/m", values["o"]["m"]),
+            ]
+    assert [(s.check.pointer, json.loads(text[s.start : s.end])) for s in found] == wanted, text
+    return found
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -65,7 +65,9 @@ def choice(answer: Any) -> Any:
     return found["message"]["content"] if "message" in found else found["text"]
 
 
-def test_what_has_arrived_is_cached_when_the_prompt_is_committed(client: httpx.Client) -> None:
+def test_what_has_arrived_is_cached_when_the_prompt_is_committed(
+    client: httpx.Client, server: Server
+) -> None:
     content = FACTS * 8 + QUESTION
     messages = [{"role": "user", "content": content}]
     whole = post(client, "/v1/chat/completions", messages=messages, **SAMPLING)
@@ -80,6 +82,7 @@ def test_what_has_arrived_is_cached_when_the_prompt_is_committed(client: httpx.C
     time.sleep(0.3)
     committed = post(client, f"{path}/commit", **SAMPLING)
     assert choice(committed) == choice(whole)
+    assert "Ignored unknown" not in "".join(server.log), "it takes the fields of a chat"
     prompt_tokens = committed["usage"]["prompt_tokens"]
     assert prompt_tokens == whole["usage"]["prompt_tokens"]
     cached = committed["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -1,5 +1,5 @@
-"""Equal requests at once are one computation: streams, keys, replicas, clients that leave, workers
-that die, and a replica that drains."""
+"""Equal requests at once are one computation: streams, keys, which are read again at a signal,
+replicas, clients that leave, workers that die, and a replica that drains."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from radixrt.base.api_keys import digest_of
+from radixrt.base.api_keys import digest_of, new_key
 from tests.servers import SHARES_ANSWERS, Server, samples, serving
 
 KEYS = ("anna", "bert")
@@ -30,26 +30,27 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> str:
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file: Path = tmp_path_factory.mktemp("keys") / "keys.json"
     entries = [
         {"name": name, "hash": digest_of(name), "role": "admin", "cache_group": "shared"}
         for name in KEYS
     ]
     file.write_text(json.dumps({"keys": entries}))
-    return str(file)
+    return file
 
 
 @pytest.fixture(scope="module")
-def server(keys: str) -> Iterator[Server]:
-    with serving("demo", "--api-keys", keys, "--log-level", "warning", SHARES_ANSWERS) as one:
+def server(key_file: Path) -> Iterator[Server]:
+    flags = ("--api-keys", str(key_file), "--log-level", "warning", SHARES_ANSWERS)
+    with serving("demo", *flags) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def replicas(keys: str) -> Iterator[Server]:
+def replicas(key_file: Path) -> Iterator[Server]:
     """Two of them."""
-    with serving("demo", "--dp", "2", "--api-keys", keys, SHARES_ANSWERS) as one:
+    with serving("demo", "--dp", "2", "--api-keys", str(key_file), SHARES_ANSWERS) as one:
         yield one
 
 
@@ -209,3 +210,21 @@ def test_shared_answers_go_on_when_their_replica_dies_or_drains(
         while end is kill_worker and len(running_by_replica(anna)) < 2:  # the next case drains one
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_sighup_reads_the_keys_again_and_ends_nothing(server: Server, key_file: Path) -> None:
+    """The last test of the server, whose keys are other ones then."""
+
+    def status(key: str) -> int:
+        with client_of(server, key) as client:
+            return client.get("/v1/models").status_code
+
+    new, entry = new_key("second", "user")
+    assert status("anna") == 200 and status(new) == 401
+    key_file.write_text(json.dumps({"keys": [{"name": entry.name, "hash": entry.hash}]}))
+    server.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + 20
+    while status(new) == 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert status("anna") == 401

@@ -329,7 +329,7 @@ def test_a_death_is_noticed_though_a_process_that_it_has_started_holds_its_log_o
     child.follow(news, lambda line: None)
     assert news.get_nowait() == (child, None) and process.returncode == 0
     assert process.stdout is not None
-    os.kill(int(process.stdout.read()), signal.SIGKILL)
+    os.kill(int(process.stdout.readline()), signal.SIGKILL)  # it holds this pipe open, too
 
 
 def test_nobody_waits_for_a_process_that_reads_nothing() -> None:

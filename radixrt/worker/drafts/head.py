@@ -202,8 +202,8 @@ class HeadDrafter(Drafter):
             rows = zip(slots, survival.tolist(), self._head.token_ids[chosen].tolist(), strict=True)
             for row, (slot, chance, token) in enumerate(rows):
                 drafted = tokens[slot]
-                if not drafted and chance >= 0.0:  # NaN is not
-                    kind = min(int(chance * KINDS), KINDS - 1)
+                if not drafted:
+                    kind = min(int(chance * KINDS), KINDS - 1) if chance >= 0.0 else 0  # NaN
                     self._drafts[slot] = Draft(drafted, kind)
                 if chance >= least or not drafted:
                     drafted.append(token)

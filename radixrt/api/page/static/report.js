@@ -51,11 +51,11 @@ function factsOf({ usage, times, finish, log_kept, first_s, decode_s }) {
   return facts;
 }
 
-/** The prompt as a bar of three parts. */
+/** The prompt as a bar of its parts. */
 function promptBar(usage) {
   const total = usage.prompt_tokens;
-  const { cached_tokens: cached = 0, cache_write_tokens: written = 0 } = usage.prompt_tokens_details ?? {};
-  const parts = [["cached", cached, "from the cache"], ["written", written, "computed, and in the cache from now on"],
+  const { cached_tokens: cached = 0, cache_write_tokens: written = 0, disk_tokens: disk = 0 } = usage.prompt_tokens_details ?? {};
+  const parts = [["cached", cached - disk, "from the cache"], ["disk", disk, "from the cache on disk"], ["written", written, "computed, and in the cache from now on"],
     ["rest", Math.max(0, total - cached - written), "computed for this answer only"]];
   const bar = element("div", { class: "prompt-bar", "aria-hidden": "true" });
   const legend = element("p", { class: "legend" }, element("span", { text: `Prompt: ${percent(cached / total)} cached:` }));
