@@ -121,9 +121,11 @@ def tokenized(
             yield client
         return
     tokenizer = KINDS[kind]()
-    folder = make_checkpoint("llama", tmp_path_factory.mktemp(kind), vocab_size=1024)
+    folder = make_checkpoint(
+        "llama", tmp_path_factory.mktemp(kind), vocab_size=1024, max_position_embeddings=4096
+    )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    flags = ("--idle-share", "1", "--log-level", "warning", "--context-length", "1024")
+    flags = ("--log-level", "warning")
     with (
         serving(folder, *flags) as own,
         httpx.Client(base_url=own.url, timeout=60) as client,
