@@ -53,7 +53,7 @@ test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batch
 	RADIXRT_RECEIPT_PROMPTS=300 $(BIN)/python -m pytest tests/engine/test_receipts.py --timeout 0 -k taken_over $(ARGS)
 
 test-pieces: install ## 1,000 prompts in random pieces with each tokenizer of the tests: the ids and bits of the whole; minutes
-	RADIXRT_SPLITS=1 $(BIN)/python -m pytest tests/server/test_pieces.py tests/tokenizer/test_settled.py --timeout 0 -k split $(ARGS)
+	RADIXRT_SPLITS=20 $(BIN)/python -m pytest tests/server/test_pieces.py tests/tokenizer/test_settled.py --timeout 0 -k split $(ARGS)
 
 test-mixtures: install ## Every mixture of experts on two and on four ranks that hold whole experts; a minute
 	RADIXRT_EVERY_MIXTURE=1 $(BIN)/python -m pytest tests/models/test_expert_parallel.py $(ARGS)

@@ -121,12 +121,12 @@ def compare(runner: ModelRunner, batch: int, rounds: int, first_step: int) -> bo
                 times[name].append(cpu)
     are_met = True
     for name in kinds:
-        wall = Ratio.of(walls[name], walls["base"])
+        ratio = Ratio.of(walls[name], walls["base"])
         line = f"batch {batch}, {name:15} {1e3 * statistics.median(walls[name]):6.1f} ms a step"
         if name in BARS:
-            is_met = wall.median <= BARS[name]
+            is_met = ratio.median <= BARS[name]
             are_met &= is_met
-            line += f", {wall} of the base's; as CPU time {Ratio.of(times[name], times['base'])}"
+            line += f", {ratio} of the base's; as CPU time {Ratio.of(times[name], times['base'])}"
             line += f"; at most {BARS[name]:.2f}: {'met' if is_met else 'missed'}"
         print(line, flush=True)
     return are_met

@@ -267,7 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             settings = {"model_path": str(model), "load_format": "dummy"}
         settings |= {"max_running_requests": max(arguments.concurrency) + 1, "context_length": 1024}
-        config = ServerConfig(**settings, grammar_whitespace="compact", log_level="warning")
+        config = ServerConfig(
+            **settings, grammar_whitespace="compact", log_level="warning", max_queue_seconds=0
+        )
         tables: dict[str, list[Any]] = {}
         with _loaded(prepare(config)) as jumping:
             if arguments.only in (None, "masks"):

@@ -128,9 +128,12 @@ def measure_arriving(
     pieces_s, rest_s, step_s = map(statistics.median, (seen.pieces, seen.last_piece, seen.step))
     met = "met" if pieces_s <= rest_s + step_s else "missed"
     return Arriving(
-        *(_ms(times) for times in (seen.pieces, seen.last_piece, seen.step, seen.at_once)),
-        median_and_range(seen.computed_tokens, 0),
-        f"{1e3 * pieces_s:.1f} <= {1e3 * (rest_s + step_s):.1f}: {met}",
+        pieces=_ms(seen.pieces),
+        last_piece=_ms(seen.last_piece),
+        step=_ms(seen.step),
+        at_once=_ms(seen.at_once),
+        computed_tokens=median_and_range(seen.computed_tokens, 0),
+        verdict=f"{1e3 * pieces_s:.1f} <= {1e3 * (rest_s + step_s):.1f}: {met}",
     )
 
 
@@ -139,12 +142,15 @@ def _in_pieces(
 ) -> None:
     before, begin = stats(client), time.perf_counter()
     first, *rest = pieces
-    opened = client.post("/v1/prompts", json=chat(first, salt)).raise_for_status().json()
+    body = {"messages": chat(first, salt)["messages"], "cache_salt": salt}
+    opened = client.post("/v1/prompts", json=body).raise_for_status().json()
     path = f"/v1/prompts/{opened['id']}"
     for number, piece in enumerate(rest, 1):
         time.sleep(max(0.0, begin + number * seconds / len(rest) - time.perf_counter()))
         client.post(path, json={"text": piece, "cache_salt": salt}).raise_for_status()
-    ttft, usage = first_token(client, {"max_tokens": 1, "cache_salt": salt}, f"{path}/commit")
+    ttft, usage = first_token(
+        client, {"max_tokens": 1, "temperature": 0, "cache_salt": salt}, f"{path}/commit"
+    )
     after = stats(client)
     steps = max(1, after["steps"] - before["steps"])
     seen.pieces.append(ttft)
@@ -173,7 +179,8 @@ def first_token(
 ) -> tuple[float, dict[str, Any]]:
     """Seconds to the first token of a streamed answer, and the answer's usage."""
     fields = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-    first, usage, begin = 0.0, {}, time.perf_counter()
+    usage: dict[str, Any] = {}
+    first, begin = 0.0, time.perf_counter()
     with client.stream("POST", path, json=body | fields) as response:
         response.raise_for_status()
         for line in response.iter_lines():
@@ -200,23 +207,24 @@ def measure_beside_idle(url: str, texts: Texts, *, seconds: float, rounds: int) 
             for idle in (False, True) if number % 2 else (True, False):
                 before = stats(client)["idle_tokens"]
                 records[idle] += asyncio.run(_requests(url, texts, times, idle=idle))
-                computed = stats(client)["idle_tokens"] - before
-                if idle != computed > 0:
-                    raise RuntimeError(f"{computed} tokens were computed in idle time.")
-    latencies = {
-        "ITL": [[gap for one in records[idle] for gap in one.inter_token_latencies] for idle in records],
-        "TTFT": [[one.ttft for one in records[idle]] for idle in records],
-    }  # fmt: skip
+                if idle and stats(client)["idle_tokens"] == before:
+                    raise RuntimeError("No token was computed in idle time.")
+    gaps = {
+        idle: [gap for one in records[idle] for gap in one.inter_token_latencies]
+        for idle in records
+    }
+    firsts = {idle: [one.ttft for one in records[idle]] for idle in records}
     return [
-        _percentile(name, *both, step_s if name == "TTFT" else 0.0)
-        for name, both in latencies.items()
+        _percentile("ITL", gaps[False], gaps[True], 0.0),
+        _percentile("TTFT", firsts[False], firsts[True], step_s),
     ]
 
 
 def _percentile(
     latency: str, without: Sequence[float], beside: Sequence[float], step_s: float
 ) -> Percentile:
-    off, on, step = 1e3 * np.percentile(without, 99), 1e3 * np.percentile(beside, 99), 1e3 * step_s
+    off, on = (1e3 * float(np.percentile(one, 99)) for one in (without, beside))
+    step = 1e3 * step_s
     most = MOST_RATIO * off + step
     met = "met" if on <= most else "missed"
     return Percentile(
@@ -303,8 +311,8 @@ def _ms(seconds: Sequence[float]) -> str:
 @contextmanager
 def _served(model: str) -> Iterator[tuple[str, Texts]]:
     tokenizer = Tokenizer.from_file(str(Path(resolve_model_path(model)) / "tokenizer.json"))
-    flags = ("--log-level", "warning", "--max-queue-seconds", "0", "--speculation", "off")
-    flags += ("--served-model-name", "model")
+    flags = ["--log-level", "warning", "--max-queue-seconds", "0", "--speculation", "off"]
+    flags += ["--served-model-name", "model"]
     with local_server(model, *flags) as url:
         yield url, Texts(tokenizer)
 

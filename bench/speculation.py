@@ -236,7 +236,8 @@ class Answer:
 def streamed(client: httpx.Client, fields: dict[str, Any]) -> Answer:
     """Ask for an answer as a stream, which shows when its first token comes."""
     fields = fields | {"stream": True, "stream_options": {"include_usage": True}}
-    text, usage, times = "", {}, []
+    text, times = "", []
+    usage: dict[str, Any] = {}
     with client.stream("POST", "/v1/chat/completions", json=fields) as response:
         response.raise_for_status()
         for line in response.iter_lines():

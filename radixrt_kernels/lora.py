@@ -57,7 +57,7 @@ def add_lora_(
     widths: torch.Tensor,
     output: torch.Tensor,
     places: torch.Tensor | None = None,
-    factors: None = None,
+    factors: torch.Tensor | None = None,
 ) -> None:
     """Add the products of the rows' adapters to the outputs of a linear layer, in place.
 
@@ -71,7 +71,7 @@ def add_lora_(
         widths: int32 [parts], output features of each part
         output: [rows, sum of widths] of the same dtype
         places: int32 [n], the row of each element of ``groups``; None: they are in order
-        factors: not for these kernels
+        factors: not for these kernels, which must get None
 
     Raises:
         ValueError: the shapes or dtypes do not fit.

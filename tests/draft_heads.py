@@ -157,9 +157,8 @@ class PlainHead:
         )
         query, key = self._rotate(query), self._rotate(key)
         key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-        attended = F.scaled_dot_product_attention(
-            *(x.transpose(0, 1) for x in (query, key, value)), is_causal=True
-        )
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         output = attended.transpose(0, 1).flatten(1) @ of["midlayer.self_attn.o_proj.weight"].T
         residual = residual + output
         hidden = self._norm(residual, "midlayer.post_attention_layernorm.weight")

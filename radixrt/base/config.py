@@ -64,7 +64,7 @@ class ServerConfig(SchedulerSettings):
     )
     mmproj: str | None = _model(
         None,
-        "Vision tower (mmproj-*.gguf) of a GGUF model, if not beside it.",
+        "Vision tower of a GGUF model, if not beside it.",
         metavar="FILE",
     )
     served_model_name: str | None = _model(
@@ -112,7 +112,7 @@ class ServerConfig(SchedulerSettings):
     max_image_pixels: int = _model(1 << 24, "Most pixels of an image.", within=(1, 1 << 28))
     allow_image_hosts: str | None = _model(
         None,
-        "Hosts of https images that are fetched; by default none.",
+        "Hosts of images that are fetched; default: none.",
         metavar="HOST",
         several=True,
     )

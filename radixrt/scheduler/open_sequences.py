@@ -34,7 +34,7 @@ class OpenSequences:
         planner: Planner,
         admission: Admission,
         adapters: AdapterRegistry,
-        parts: tuple[GrammarRegistry, ImageRegistry],
+        parts: tuple[GrammarRegistry | ImageRegistry, ...],
     ) -> None:
         self._state = state
         self._planner = planner

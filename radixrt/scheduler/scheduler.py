@@ -32,13 +32,7 @@ from radixrt.messages.sequences import (
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats, TenantStats
-from radixrt.messages.steps import (
-    DRAFTERS,
-    GRAMMAR_FAILED,
-    NO_TOKEN,
-    StepPlan,
-    StepResult,
-)
+from radixrt.messages.steps import DRAFTERS, GRAMMAR_FAILED, NO_TOKEN, StepPlan, StepResult
 from radixrt.scheduler.adapters import AdapterRegistry
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.disk.ranks import RankAnswers

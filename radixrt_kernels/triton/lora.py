@@ -136,7 +136,7 @@ def add_lora_(
     ranks: torch.Tensor,
     widths: torch.Tensor,
     output: torch.Tensor,
-    places: None = None,
+    places: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
 ) -> None:
     """Add the products of the rows' adapters to the outputs of a linear layer, in place.
@@ -151,12 +151,13 @@ def add_lora_(
         ranks: int32 [adapters, parts]; 0: the adapter has nothing for this part, which stays as it is
         widths: int32 [parts], output features of each part
         output: [rows, sum of widths]
-        places: not for these kernels, whose rows are in order
+        places: not for these kernels, whose rows are in order; must be None
         factors: float32 [rows], of what is added to each; None: 1
 
     Raises:
         ValueError: the shapes or dtypes do not fit.
     """
+    assert places is None, "pairs of experts are not moved"
     rows, size = output.shape
     merged, columns = down.shape[1:]
     parts = ranks.shape[1]

@@ -313,7 +313,7 @@ def test_a_replayed_answer_ends_a_measurement_of_drafts(monkeypatch: pytest.Monk
         return httpx.Response(200, json={"usage": usage, "choices": []})
 
     client = partial(httpx.Client, transport=httpx.MockTransport(answer))
-    monkeypatch.setattr(speculation.httpx, "Client", client)
+    monkeypatch.setattr(httpx, "Client", client)
     work = speculation.Work("work", 1, [{}])
     with pytest.raises(RuntimeError, match="9 tokens were replayed"):
         speculation.measure("http://127.0.0.1:1", work, "salt", speculation=True)

@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -55,7 +55,7 @@ def answer_of_the_api(server: Server, *images: str) -> str:
 
 def test_a_picture_is_pasted_dropped_shown_and_sent(open_page: OpenPage, seeing: Server) -> None:
     one, two, three = (png(picture(seed)) for seed in (1, 2, 3))
-    sent: list[dict[str, object]] = []
+    sent: list[dict[str, Any]] = []
     with open_page(seeing.url) as page:
         page.on(
             "request",
@@ -82,7 +82,7 @@ def test_a_picture_is_pasted_dropped_shown_and_sent(open_page: OpenPage, seeing:
         text = ask(page, QUESTION)
         assert answer_of_the_api(seeing, one, three).strip() in text
         (body,) = sent
-        (message,) = body["messages"]  # type: ignore[misc]
+        (message,) = body["messages"]
         urls = [part["image_url"]["url"] for part in message["content"][:2]]
         assert urls == [f"data:image/png;base64,{data}" for data in (one, three)]
         assert remove.count() == 0, "they are sent once"
@@ -97,7 +97,7 @@ def test_a_picture_is_pasted_dropped_shown_and_sent(open_page: OpenPage, seeing:
         page.locator(".edit").get_by_role("button", name="Send").click()
         page.locator(".message.assistant .turner, .message.assistant footer").last.wait_for()
         assert len(sent) == 2
-        assert sent[1]["messages"][0]["content"][:2] == message["content"][:2]  # type: ignore[index]
+        assert sent[1]["messages"][0]["content"][:2] == message["content"][:2]
 
 
 def test_a_picture_alone_is_a_message_and_no_other_address_is_shown(

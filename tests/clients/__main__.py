@@ -17,6 +17,8 @@ import httpx
 
 from tests.clients import agents
 from tests.clients.checkpoint import make_agent_checkpoint
+from tests.clients.with_python import IMAGES
+from tests.image_checkpoints import make_image_checkpoint
 from tests.servers import Server, serving
 
 HERE = Path(__file__).parent
@@ -116,22 +118,26 @@ def main() -> int:
         home.mkdir()
         model = make_agent_checkpoint(Path(folder) / "tiny")
         flags = ("--served-model-name", "tiny", "--max-total-tokens", "140000")
-        with serving(model, *flags) as server:
+        seeing_model = make_image_checkpoint("qwen3_vl", Path(folder) / "seeing")
+        names = ("--served-model-name", "tiny")
+        with serving(model, *flags) as server, serving(seeing_model, *names) as seeing:
             sdks = sdk_commands(server.url, python, node)
             print(f"{'client':<24} {'result':<7} {'seconds':>7} {'requests':>8} {'prompt':>8} {'cached':>8}")  # fmt: skip
             for name, command in sdks.items():
                 if args.only and name not in args.only:
                     continue
-                before = counts(server)
+                asked = seeing if name == IMAGES else server
+                command = [asked.url if part == server.url else part for part in command]
+                before = counts(asked)
                 succeeded, seconds, output = run(command, dict(os.environ), home)
-                after = counts(server)
+                after = counts(asked)
                 answers, prompt, cached = (after[key] - before[key] for key in before)
                 result = "works" if succeeded and answers else "fails"
                 print(f"{name:<24} {result:<7} {seconds:>7.1f} {answers:>8} {prompt:>8} {cached:>8}", flush=True)  # fmt: skip
                 if result == "fails":
                     failures.append(f"---- {name}\n{output}")
             failures += try_agents(server.url, node / "node_modules" / ".bin", home, args.only)
-            server_errors = [line for line in server.log if "Traceback" in line]
+            server_errors = [line for line in (*server.log, *seeing.log) if "Traceback" in line]
     print("\n".join(failures))
     if server_errors:
         print(f"The server's log has {len(server_errors)} tracebacks.")

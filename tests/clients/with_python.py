@@ -15,6 +15,8 @@ from typing import Literal
 import pydantic
 
 MODEL = "tiny"
+IMAGES = "images"
+"""The check whose server has a model that sees images."""
 LIMIT = 300
 QUESTION = "How is the weather in Oslo?"
 
@@ -151,6 +153,49 @@ def anthropic_all(url: str) -> None:
     assert isinstance(found.parsed_output, City)
 
 
+def images(url: str) -> None:
+    """The same image by each client, whose later requests find it in the cache."""
+    import anthropic
+    import langchain_openai
+    import ollama
+    import openai
+
+    data, limit = GRAY_PNG, 5
+    data_url, question = f"data:image/png;base64,{data}", {"type": "text", "text": QUESTION}
+    part = {"type": "image_url", "image_url": {"url": data_url}}
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    messages = [{"role": "user", "content": [part, question]}]
+    first = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=limit)
+    assert first.usage.prompt_tokens_details.image_tokens
+    cached = []
+    answer = client.responses.create(
+        model=MODEL,
+        max_output_tokens=16,
+        input=[{"role": "user", "content": [{"type": "input_image", "image_url": data_url}, {"type": "input_text", "text": QUESTION}]}],
+    )  # fmt: skip
+    cached.append(answer.usage.input_tokens_details.cached_tokens)
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "image", "source": source}, question]
+    of_anthropic = anthropic.Anthropic(base_url=url, api_key="none").messages.create(
+        model=MODEL, max_tokens=limit, messages=[{"role": "user", "content": content}]
+    )
+    cached.append(of_anthropic.usage.cache_read_input_tokens)
+    for responses in (False, True):
+        model = langchain_openai.ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="none", max_tokens=16, use_responses_api=responses)  # fmt: skip
+        standard = {"type": "image", "base64": data, "mime_type": "image/png"}
+        for image in (part, standard):
+            found = model.invoke([{"role": "user", "content": [image, question]}])
+            cached.append(found.usage_metadata["input_token_details"]["cache_read"])
+    assert min(cached) == max(cached) > 0, cached
+    message = {"role": "user", "content": QUESTION, "images": [data]}
+    options = {"num_predict": limit}
+    done = ollama.Client(host=url).chat(MODEL, [message], options=options)
+    assert done.prompt_eval_count == first.usage.prompt_tokens
+
+
+GRAY_PNG = "iVBORw0KGgoAAAANSUhEUgAAACgAAAAeCAAAAAB7tgMBAAAAGklEQVR42mNsYCAOMDGMKhxVOKpwVOEgVggA+5AAvJGYIwMAAAAASUVORK5CYII="
+"""40 pixels by 30."""
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "ollama": ollama_chat,
     "openai-agents": openai_agents,
@@ -160,6 +205,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "pydantic-ai": pydantic_ai_models,
     "anthropic": anthropic_all,
     "cohere": cohere_rerank,
+    IMAGES: images,
 }
 
 if __name__ == "__main__":

@@ -173,11 +173,12 @@ def test_receipts_are_equal_cold_warm_speculated_batched_and_taken_over(server: 
         for number in range(NUM_PROMPTS)
     ]  # fmt: skip
 
-    def digests(some: list[dict[str, Any]], at_once: int) -> list[str]:
+    def digests(some: list[dict[str, Any]], at_once: int) -> list[list[str]]:
+        """All of a chain: the first that differs names the part that does."""
         with ThreadPoolExecutor(at_once) as pool:
-            return [found[0]["chain"][-1] for found in pool.map(lambda one: receipts(server, one), some)]  # fmt: skip
+            return [found[0]["chain"] for found in pool.map(lambda one: receipts(server, one), some)]  # fmt: skip
 
-    cold = []
+    cold: list[list[str]] = []
     for body in bodies:
         httpx.post(f"{server.url}/flush_cache")
         cold += digests([body], 1)

@@ -2,6 +2,7 @@
 engine model compares every answer with an undisturbed one."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_a_tenant_waits_as_long_whatever_another_has_asked() -> None:
     def steps_beside(prompt: list[int]) -> list[tuple[list[int], int]]:
         """The steps in which an answer to bert is computed: its chunks, and the slots in use."""
         model = EngineModel(limits(num_pages=200))
-        settings = {"max_tokens": 12, "shares": True, "ignore_eos": True}
+        settings: dict[str, Any] = {"max_tokens": 12, "shares": True, "ignore_eos": True}
         model.add(prompt, tenant=anna, **settings)
         model.run()
         model.add(prompt, tenant=anna, seed=3, **settings)  # is computed while bert asks
@@ -244,4 +245,5 @@ def test_random_clients_get_the_answers_that_they_would_get_alone(seed: int) -> 
     finish_without(model, left)
     assert model.finished.keys() == model.requests.keys()
     assert model.scheduler.state.counters.replayed_tokens > 0
-    assert not model.scheduler.answers._by_seq_id
+    answers = model.scheduler.answers
+    assert not answers._by_seq_id and not answers._in_flight

@@ -19,9 +19,9 @@ from tests.checkpoints import make_checkpoint
 from tests.servers import Server, serving
 from tests.tokenizer.test_settled import KINDS, texts
 
-THOROUGH = "RADIXRT_SPLITS" in os.environ
-"""``make test-pieces``: every tokenizer, and 1,000 splits of 50 texts with each."""
-NUM_TEXTS, SPLITS_OF_A_TEXT = (50, 20) if THOROUGH else (4, 3)
+SPLITS = int(os.environ.get("RADIXRT_SPLITS", "0"))
+"""Of each of 50 texts, with every tokenizer; ``make test-pieces`` takes 20. 0: a sample with one."""
+NUM_TEXTS, SPLITS_OF_A_TEXT = (50, SPLITS) if SPLITS else (4, 3)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pieces.py"
 FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. "
 QUESTION = "What is the port of Vidur?"
@@ -110,7 +110,7 @@ def test_every_dialect_may_name_a_prompt(client: httpx.Client) -> None:
     assert client.delete(f"/v1/prompts/{opened}").status_code == 200
 
 
-@pytest.fixture(scope="module", params=KINDS if THOROUGH else ["demo"])
+@pytest.fixture(scope="module", params=KINDS if SPLITS else ["demo"])
 def tokenized(
     request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:

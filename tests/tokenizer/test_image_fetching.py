@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,12 +198,15 @@ def test_a_certificate_of_another_name_is_refused(site: Site) -> None:
 
 def test_a_request_gets_the_files_in_the_place_of_addresses(site: Site) -> None:
     url = f"https://images.test:{site.port}/a"
-    content = [
+    content: list[dict[str, Any]] = [
         {"type": "image", "data": "AAAA"},
         {"type": "text", "text": "Which?"},
         {"type": "image", "url": url},
     ]
-    messages = [{"role": "system", "content": "Brief."}, {"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Brief."},
+        {"role": "user", "content": content},
+    ]
     request = GenerateRequest(request_id="a", prompt=ChatPrompt(messages))
     filled = asyncio.run(fetcher(site).filled(request)).prompt
     assert isinstance(filled, ChatPrompt)

@@ -2,18 +2,22 @@
 
 import base64
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
 from transformers.image_utils import load_image
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
-from radixrt.messages.images import ImageRun
+from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
 from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
 from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.images.sent_images import SentImages
+from radixrt.tokenizer.process import NO_PLACEHOLDER, TokenizerProcess
+from tests.fake_scheduler import engine_info
 from tests.image_checkpoints import picture, png
 
 SEEN = picture(9, 37, 21)
@@ -120,3 +124,17 @@ def test_an_explanation_counts_images_and_not_their_tiles() -> None:
     record = PromptRecord("id", "", b"", None, images=runs)
     found = [record.image_at(index) for index in (1, 2, 8, 11, 12, 16)]
     assert found == [None, 1, 1, None, 2, None]
+
+
+@pytest.mark.parametrize("page_size", [SHORTEST_PAGE - 1, SHORTEST_PAGE])
+def test_images_with_small_pages_are_refused(page_size: int) -> None:
+    """31 bits a token tell too few pages of images apart."""
+    vision = VisionInfo(
+        family="llava", weights=b"", tokens_per_tile=4, tile_size=28, image_token=7, feature_bytes=8
+    )
+    process = TokenizerProcess.__new__(TokenizerProcess)
+    process._config = ServerConfig()
+    process._vocabulary = SimpleNamespace(special_tokens={7: SimpleNamespace(content="<image>")})  # type: ignore[assignment]
+    placer = process._image_placer(engine_info(vision=vision, page_size=page_size))
+    assert (placer is None) is (page_size < SHORTEST_PAGE)
+    assert f"--page-size {SHORTEST_PAGE} or more" in NO_PLACEHOLDER

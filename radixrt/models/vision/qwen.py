@@ -291,7 +291,7 @@ class Qwen2_5_VLForConditionalGeneration(QwenVL, Qwen2ForCausalLM):
     """The language model is that of Qwen 2."""
 
     mixed_axes = False
-    encoder_class = Qwen2_5Encoder
+    encoder_class: Callable[[Any], ImageEncoder] = Qwen2_5Encoder
 
     def vision_name(self, name: str) -> str | None:
         found = super().vision_name(name)

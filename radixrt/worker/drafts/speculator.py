@@ -108,6 +108,7 @@ class Speculator:
         self._drafters = [
             (index, by_name[name]) for index, name in enumerate(DRAFTERS) if name in by_name
         ]
+        self._without_head = [one for one in self._drafters if one[1] is not head]
         self._chances = Chances([DRAFTERS.index(name) for name in EXPECTED])
         self._eos_token_ids = eos_token_ids
         self._allowed = allowed
@@ -170,7 +171,7 @@ class Speculator:
         chance = self._chances.estimate((self._head, ANY_KIND))
         length = chance.paying_length(price + cost, budget)
         gain = chance.expected_accepted(length) - (price + cost) * length
-        other = self._best(slot, budget, price, [])
+        other = self._best(slot, budget, price, [], self._without_head)
         saved = other.chance.expected_accepted(other.num_tokens) - price * other.num_tokens
         return length if gain > saved else 0
 
@@ -210,7 +211,9 @@ class Speculator:
         one.judged_from = len(one.text)
         survival = 1.0
         while len(tokens) < budget and len(one.drafted) < MAX_STRETCHES:
-            stretch = self._best(slot, budget - len(tokens), price / survival, tokens)
+            stretch = self._best(
+                slot, budget - len(tokens), price / survival, tokens, self._drafters
+            )
             if not stretch.token_ids:
                 break
             one.drafted.append(stretch)
@@ -239,10 +242,17 @@ class Speculator:
             new = new[stretch.num_tokens :]
         one.drafted = []
 
-    def _best(self, slot: int, budget: int, price: float, ahead: list[int]) -> _Stretch:
+    def _best(
+        self,
+        slot: int,
+        budget: int,
+        price: float,
+        ahead: list[int],
+        drafters: Sequence[tuple[int, Drafter]],
+    ) -> _Stretch:
         """The draft with the most tokens to be accepted, and the part of it that pays."""
         best, most = _NOTHING, -1.0
-        for index, drafter in self._drafters:
+        for index, drafter in drafters:
             draft = drafter.propose(slot, budget, ahead)
             if draft is None:
                 continue
