@@ -59,7 +59,7 @@ def _gaps_beside(llm: LLM, parameters: SamplingParams, length: int) -> tuple[lis
             ended.wait(0.2)  # as many a second in both engines, or nearly
 
     client = threading.Thread(target=ask_all)
-    times = []
+    times: list[float] = []
     for _ in llm.stream(ANSWER_PROMPT, parameters):
         if not times:
             client.start()

@@ -47,8 +47,8 @@ def measure_takeover(length: int, num_streams: int) -> None:
     with tempfile.TemporaryDirectory(prefix="radixrt-takeover-") as scratch:
         model = large_model(Path(scratch))
         for shared in ("on", "off"):
-            flags = ("--load-format", "dummy", "--shared-kv-pool", shared, "--speculation", "off")
-            flags += ("--max-queue-seconds", "0", "--log-level", "warning")
+            flags = ["--load-format", "dummy", "--shared-kv-pool", shared, "--speculation", "off"]
+            flags += ["--max-queue-seconds", "0", "--log-level", "warning"]
             with local_server(model["model"], *flags) as url:
                 pauses[shared] = _pauses(url, length, num_streams)
             values = sorted(pauses[shared])

@@ -92,7 +92,7 @@ class DiskIndex:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, digest: bytes) -> bool:
+    def __contains__(self, digest: object) -> bool:
         return digest in self._slot_of
 
     @property
