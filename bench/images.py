@@ -186,9 +186,11 @@ def longest_gap_s(url: str, images: list[dict[str, Any]] | None = None) -> float
     times = []
     for moment in _times(url, [{"type": "text", "text": f"Count. {time.time()}"}], 400):
         times.append(moment)
-        if len(times) == 20:
+        if len(times) == 1:
             for thread in threads:
                 thread.start()
+    if len(times) < 2:
+        raise SystemExit(f"{url}: an answer of {len(times)} events has no gaps")
     for thread in threads:
         thread.join()
     return max(later - earlier for earlier, later in pairwise(times))
