@@ -17,7 +17,6 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.models.eagle3 import Eagle3Head
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.drafts.head import HeadDrafter
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint
 from tests.draft_heads import Drafted, Foresight, PlainHead, check_drafts, make_head, watch_drafts
@@ -283,29 +282,3 @@ def test_text_and_head_compete(
     by_head = accepted["head"]
     assert engine.generate(asked, sampling) == expected
     assert accepted["tree"] > accepted["head"] - by_head
-
-
-def test_a_head_that_is_right_drafts_in_every_step(
-    model_dir: Path, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its last draft is no reason against the next one."""
-    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
-    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.05)
-    folder = make_head(tmp_path / "head", config)
-    engine = InProcessEngine(model_dir, speculation="head", draft_model=str(folder))
-    sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=120, ignore_eos=True)
-    asked = prompts(1, 30, 30)
-    (expected,) = InProcessEngine(model_dir).generate(asked, sampling)
-    foresight = Foresight(monkeypatch)
-    foresight.texts = [asked[0] + expected]
-    wanted: list[bool] = []
-    draft = foresight.draft
-
-    def watched(drafter: HeadDrafter, slots: dict[int, int], least: float) -> None:
-        wanted.append(bool(slots))
-        draft(drafter, slots, least)
-
-    monkeypatch.setattr(foresight, "draft", watched)
-    assert engine.generate(asked, sampling) == [expected]
-    assert len(wanted) > 20
-    assert wanted.count(False) <= 2
