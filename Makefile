@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-kernels test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
+.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-pieces test-receipts test-clients test-browser screenshots test-kernels test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,11 +46,14 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary; many minutes
 	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest tests/scheduler/test_stateful.py --timeout 0 $(ARGS)
 
-test-speculation: install ## 500 requests of every kind with and without drafts, and as many in a crowded pool; minutes
-	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py --timeout 0 $(ARGS)
+test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, and in a crowded pool; minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py tests/engine/test_draft_heads.py tests/engine/test_mtp.py --timeout 0 $(ARGS)
 
 test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batched and taken over; minutes
 	RADIXRT_RECEIPT_PROMPTS=300 $(BIN)/python -m pytest tests/engine/test_receipts.py --timeout 0 -k taken_over $(ARGS)
+
+test-pieces: install ## 1,000 prompts in random pieces with each tokenizer of the tests: the ids and bits of the whole; minutes
+	RADIXRT_SPLITS=1 $(BIN)/python -m pytest tests/server/test_pieces.py tests/tokenizer/test_settled.py --timeout 0 -k split $(ARGS)
 
 test-kernels: install ## Every case of the kernels' tests on every instruction set of this processor; two minutes
 	RADIXRT_EVERY_KERNEL=1 $(BIN)/python -m pytest tests/kernels $(ARGS)
@@ -114,7 +117,7 @@ torture-models: install ## 200 requests to three models in the memory of two, wh
 torture-replicas: install ## Kill replicas under 64 streams, a hundred times, half of them with drafts; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py $(ARGS)
 
-adapters: install ## Load and unload 100 adapters under traffic, on servers with --tp 2 and --dp 2 too (some minutes)
+adapters: install ## Load and unload 100 adapters under traffic, on servers with --tp 2 and --dp 2 too, and adapters of every family (some minutes)
 	RADIXRT_ADAPTERS=100 $(BIN)/python -m pytest -q tests/adapters tests/server/test_adapters.py
 
 test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clients, and damage its files 10,000 times

@@ -1,8 +1,10 @@
-"""Measures what constraints cost and what forced tokens save: ``python -m bench.constrained``.
+"""Measures what constraints cost and what forced tokens save: ``python -m bench.constrained [--only
+masks|mass|jumps]``.
 
-The first table compares constrained answers with free answers of the same length: the cost of token
-masks. The second answers the same requests with and without jump-forward; the answers are the same.
-Both sides take turns in one run.
+*masks* compares constrained answers with free answers of the same length: the cost of token masks.
+*mass* compares the processor time of constrained answers with and without their kept mass.
+*jumps* answers the same requests with and without jump-forward; the answers are the same.
+All sides take turns in one run.
 """
 
 import argparse
@@ -17,12 +19,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import psutil
 
 from bench.byte_tokenizer import train_tokenizer
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
-from bench.markdown import print_rows
+from bench.markdown import mean_and_interval, print_rows
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import positive
@@ -78,8 +82,20 @@ class MaskCost:
     free_tokens_per_s: float
     constrained_tokens_per_s: float
     ratio: float
-    kept_mass_ratio: float
-    """Constrained answers that report the kept mass against those that do not."""
+
+
+@dataclass(frozen=True)
+class MassCost:
+    """Processor time of constrained answers that report their kept mass, over that of answers that
+    do not."""
+
+    concurrency: int
+    plain_cpu_s: float
+    """Of all processes of the engine, a round; median."""
+    ratio: str
+    """Where neither jumps over forced tokens; mean of the rounds, with its 95 % interval."""
+    with_jumps: str
+    """Where those that do not report it may jump."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +166,13 @@ def _loaded(config: ServerConfig) -> Iterator[Load]:
 
 
 def measure_masks(load: Load, concurrency: int, output_tokens: int, rounds: int) -> MaskCost:
-    """Free and constrained answers, the latter also with their kept mass, by turns."""
+    """Free and constrained answers by turns."""
     # Log-probabilities are asked for to keep forced tokens from being jumped over: here every token
     # counts.
     held = SamplingParams(temperature=0.0, max_tokens=output_tokens, logprobs=0)
     constraint = JsonSchema(schema=json.dumps(ENDLESS))
     free = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, logprobs=0)
-    massed = msgspec.structs.replace(held, kept_mass=True)
-    kinds = [(None, free), (constraint, held), (constraint, massed)]
+    kinds = [(None, free), (constraint, held)]
     for asked, sampling in kinds:
         load.answer(concurrency, asked, sampling)
     times: list[list[float]] = [[] for _ in kinds]
@@ -165,7 +180,42 @@ def measure_masks(load: Load, concurrency: int, output_tokens: int, rounds: int)
         for (asked, sampling), seconds in zip(kinds, times, strict=True):
             seconds.append(load.answer(concurrency, asked, sampling)[0])
     rates = [concurrency * output_tokens / statistics.median(seconds) for seconds in times]
-    return MaskCost(concurrency, rates[0], rates[1], rates[1] / rates[0], rates[2] / rates[1])
+    return MaskCost(concurrency, rates[0], rates[1], rates[1] / rates[0])
+
+
+def measure_mass(
+    stepping: Load, jumping: Load, concurrency: int, output_tokens: int, rounds: int
+) -> MassCost:
+    """Answers that report their kept mass, that do not, and that may jump, in alternating order."""
+    constraint = JsonSchema(schema=json.dumps(ENDLESS))
+    plain = SamplingParams(temperature=0.0, max_tokens=output_tokens)
+    massed = msgspec.structs.replace(plain, kept_mass=True)
+    kinds = [(stepping, plain), (stepping, massed), (jumping, plain)]
+    for load, sampling in kinds:
+        load.answer(concurrency, constraint, sampling)
+    times: list[list[float]] = [[] for _ in kinds]
+    for number in range(rounds):
+        order = [0, 1, 2] if number % 2 else [2, 1, 0]
+        for kind in order:
+            load, sampling = kinds[kind]
+            begin = cpu_seconds()
+            load.answer(concurrency, constraint, sampling)
+            times[kind].append(cpu_seconds() - begin)
+    without, reported, jumped = times
+    ratios = [mine / theirs for mine, theirs in zip(reported, without, strict=True)]
+    over_jumps = [mine / theirs for mine, theirs in zip(reported, jumped, strict=True)]
+    return MassCost(
+        concurrency,
+        statistics.median(without),
+        mean_and_interval(ratios, 4),
+        mean_and_interval(over_jumps, 2),
+    )
+
+
+def cpu_seconds() -> float:
+    """Processor time of all processes that this one has started, and of itself."""
+    own = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True)))
 
 
 def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) -> JumpGain:
@@ -195,6 +245,13 @@ def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) 
     )
 
 
+TITLES = {
+    "masks": "Constrained against free answers, forced tokens sampled too",
+    "mass": "Constrained answers with their kept mass against those without",
+    "jumps": "JSON answers with and without jump-forward",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     arguments = _parse(argv)
@@ -211,22 +268,39 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings = {"model_path": str(model), "load_format": "dummy"}
         settings |= {"max_running_requests": max(arguments.concurrency) + 1, "context_length": 1024}
         config = ServerConfig(**settings, grammar_whitespace="compact", log_level="warning")
+        tables: dict[str, list[Any]] = {}
         with _loaded(prepare(config)) as jumping:
-            masks = [
-                measure_masks(jumping, count, arguments.output_tokens, arguments.rounds)
-                for count in arguments.concurrency
-            ]
-            title = "Constrained against free answers, forced tokens sampled too"
-            print_rows(arguments.json, title, masks)
-            with _loaded(prepare(replace(config, debug_disable_jump_forward=True))) as stepping:
-                jumps = [
-                    measure_jumps(stepping, jumping, count, arguments.rounds)
+            if arguments.only in (None, "masks"):
+                tables["masks"] = [
+                    measure_masks(jumping, count, arguments.output_tokens, arguments.rounds)
                     for count in arguments.concurrency
                 ]
-        print_rows(arguments.json, "JSON answers with and without jump-forward", jumps)
-    report = {"masks": [asdict(row) for row in masks], "jumps": [asdict(row) for row in jumps]}
+            if arguments.only != "masks":
+                tables |= _beside_stepping(config, jumping, arguments)
+    for name, rows in tables.items():
+        print_rows(arguments.json, TITLES[name], rows)
+    report = {name: [asdict(row) for row in rows] for name, rows in tables.items()}
     write_json(arguments.json, report)
     return 0
+
+
+def _beside_stepping(
+    config: ServerConfig, jumping: Load, arguments: argparse.Namespace
+) -> dict[str, list[Any]]:
+    """The tables that need an engine without jump-forward too."""
+    tables: dict[str, list[Any]] = {}
+    with _loaded(prepare(replace(config, debug_disable_jump_forward=True))) as stepping:
+        if arguments.only in (None, "mass"):
+            tables["mass"] = [
+                measure_mass(stepping, jumping, count, arguments.output_tokens, arguments.rounds)
+                for count in arguments.concurrency
+            ]
+        if arguments.only in (None, "jumps"):
+            tables["jumps"] = [
+                measure_jumps(stepping, jumping, count, arguments.rounds)
+                for count in arguments.concurrency
+            ]
+    return tables
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -234,6 +308,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench.constrained", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--model-path", metavar="DIR", help="a checkpoint to measure with (default: an untrained one, made for it)")  # fmt: skip
+    parser.add_argument("--only", choices=tuple(TITLES), help="one table")
     add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
     parser.add_argument("--concurrency", type=positive, nargs="+", default=[1, 16], metavar="N", help="answers at a time (default: 1 16)")  # fmt: skip
     parser.add_argument("--output-tokens", type=positive, default=96, metavar="N", help="tokens of each answer where free and constrained ones are compared (default: %(default)s)")  # fmt: skip

@@ -24,8 +24,8 @@ import numpy as np
 
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
 from bench.markdown import print_rows
-from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.scheduling import SchedulerSettings
 from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.bench.arguments import positive
 from radixrt.bench.cache.engine import SimulatedWorker

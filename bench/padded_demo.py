@@ -29,7 +29,7 @@ from torch import Tensor
 
 from radixrt.base.config import DEMO_MODEL
 from radixrt.models.checkpoint import read_config, resolve_model_path
-from radixrt.models.eagle3 import FOLDER
+from radixrt.models.head_files import FOLDER
 
 SEED = 0
 _WRITE_TO_HIDDEN = ("o_proj", "down_proj")

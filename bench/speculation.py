@@ -1,7 +1,8 @@
 """Measures speculation: ``python -m bench.speculation [--padded FOLDER] [--rounds 3] [--quick]``.
 
 One server answers every workload with and without drafts by turns (``"speculation": false`` in the
-request), so that the machine's moods fall on both. Each answer is compared with the one without
+request), so that the machine's moods fall on both. Of each answer the whole request is timed, and
+decoding alone, from its first token on. Each answer is compared with the one without
 drafts: they are the same. A model whose weights are made up copies nothing, so the workloads with
 text are asked of the built-in model, or of one of ``bench.padded_demo`` that computes as much as
 0.4 billion parameters.
@@ -9,6 +10,7 @@ text are asked of the built-in model, or of one of ``bench.padded_demo`` that co
 
 import argparse
 import json
+import math
 import random
 import statistics
 import time
@@ -48,6 +50,8 @@ class Seen:
     seconds: float
     tokens: int
     accepted: int
+    decode_rates: list[float]
+    """Tokens per second of each answer behind its first token, so without its prompt."""
     texts: list[str]
     before: dict[str, Any]
     """The server's statistics."""
@@ -56,6 +60,12 @@ class Seen:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Of an answer, without its prompt: the harmonic mean, which is all tokens over all time if
+        the answers are alike."""
+        return statistics.harmonic_mean(self.decode_rates) if self.decode_rates else math.nan
 
     @property
     def tokens_per_step(self) -> float:
@@ -179,12 +189,9 @@ def _on_one_document(number: int, count: int) -> tuple[list[dict[str, Any]], lis
 def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
     """One round. The salt is new, so that neither tree nor pool holds an earlier one."""
 
-    def ask(body: dict[str, Any]) -> dict[str, Any]:
+    def ask(body: dict[str, Any]) -> Answer:
         fields = body | {"cache_salt": salt, "speculation": speculation}
-        response = client.post("/v1/chat/completions", json=fields)
-        response.raise_for_status()
-        answer: dict[str, Any] = response.json()
-        return answer
+        return streamed(client, fields)
 
     with (
         httpx.Client(base_url=url, timeout=TIMEOUT_S) as client,
@@ -197,7 +204,7 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
         answers = list(pool.map(ask, work.bodies))
         seconds = time.perf_counter() - begin
         after = _stats(client)
-    usages = [answer["usage"] for answer in answers]
+    usages = [answer.usage for answer in answers]
     for usage in usages:
         check_computed(usage)
     details = [usage["completion_tokens_details"] for usage in usages]
@@ -205,10 +212,45 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
         seconds,
         sum(usage["completion_tokens"] for usage in usages),
         sum(one["accepted_prediction_tokens"] for one in details),
-        [answer["choices"][0]["message"]["content"] for answer in answers],
+        [
+            (usage["completion_tokens"] - 1) / answer.decode_s
+            for usage, answer in zip(usages, answers, strict=True)
+            if answer.decode_s > 0
+        ],
+        [answer.text for answer in answers],
         before,
         after,
     )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer."""
+
+    text: str
+    usage: dict[str, Any]
+    decode_s: float
+    """From its first token to its last."""
+
+
+def streamed(client: httpx.Client, fields: dict[str, Any]) -> Answer:
+    """Ask for an answer as a stream, which shows when its first token comes."""
+    fields = fields | {"stream": True, "stream_options": {"include_usage": True}}
+    text, usage, times = "", {}, []
+    with client.stream("POST", "/v1/chat/completions", json=fields) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                if piece := choice["delta"].get("content"):
+                    text += piece
+                    times.append(time.perf_counter())
+                elif choice["finish_reason"]:
+                    times.append(time.perf_counter())
+    return Answer(text, usage, times[-1] - times[0] if times else 0.0)
 
 
 def _stats(client: httpx.Client) -> dict[str, Any]:
@@ -238,6 +280,10 @@ def compare(url: str, work: Work, rounds: int) -> dict[str, Any]:
         "tokens/s on": median_and_range([one.tokens_per_s for one in on]),
         "on ÷ off": statistics.median(one.tokens_per_s for one in on)
         / statistics.median(one.tokens_per_s for one in off),
+        "decode off": median_and_range([one.decode_tokens_per_s for one in off]),
+        "decode on": median_and_range([one.decode_tokens_per_s for one in on]),
+        "decode on ÷ off": statistics.median(one.decode_tokens_per_s for one in on)
+        / statistics.median(one.decode_tokens_per_s for one in off),
         "tokens a step": statistics.median(one.tokens_per_step for one in on),
         "accepted": on[-1].accepted_by_drafter,
         "a step off": off[-1].step,

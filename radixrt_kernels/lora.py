@@ -9,12 +9,22 @@ after the sum, so the bits of a token do not depend on the batch.
 
 import torch
 
-from radixrt_kernels import linear, native, tape
+from radixrt_kernels import linear, mixture, native, tape
 
 PANEL = linear.PANEL
 
 if native is not None:
     _add_lora = native.add_lora
+
+
+def group_rows(adapters: torch.Tensor, count: int) -> mixture.Groups:
+    """Sort rows by adapter.
+
+    Args:
+        adapters: int64 [n], the adapter of each row; ``count``: none
+        count: number of adapters
+    """
+    return mixture.group_by_expert(adapters.unsqueeze(1), count + 1)
 
 
 def pack_down(weight: torch.Tensor) -> torch.Tensor:
@@ -39,29 +49,37 @@ def pack_up(weights: list[torch.Tensor]) -> torch.Tensor:
 
 def add_lora_(
     hidden: torch.Tensor,
-    tokens: torch.Tensor,
-    starts: torch.Tensor,
+    groups: mixture.Groups,
     down: torch.Tensor,
     up: torch.Tensor,
     rank: int,
     ranks: torch.Tensor,
     widths: torch.Tensor,
     output: torch.Tensor,
+    places: torch.Tensor | None = None,
+    factors: None = None,
 ) -> None:
-    """Add the products of the tokens' adapters to the outputs of a linear layer, in place.
+    """Add the products of the rows' adapters to the outputs of a linear layer, in place.
 
     Args:
-        hidden: [num_tokens, columns] of the weights' dtype, the layer's input
-        tokens: int32 [n], the tokens sorted by adapter; those behind the last adapter have none
-        starts: int32 [more than adapters]; ``tokens[starts[i] : starts[i + 1]]`` have adapter ``i``
+        hidden: [rows, columns] of the weights' dtype, the layer's input
+        groups: of :func:`group_rows`
         down: a stack of :func:`pack_down` of all adapters
         up: a stack of :func:`pack_up` of all adapters
         rank: columns of an ``up``, a multiple of PANEL
         ranks: int32 [adapters, parts]; 0: the adapter has nothing for this part, which stays as it is
         widths: int32 [parts], output features of each part
-        output: [num_tokens, sum of widths] of the same dtype
+        output: [rows, sum of widths] of the same dtype
+        places: int32 [n], the row of each element of ``groups``; None: they are in order
+        factors: not for these kernels
 
     Raises:
         ValueError: the shapes or dtypes do not fit.
     """
-    tape.call(_add_lora, hidden, tokens, starts, down, up, rank, ranks, widths, output)
+    assert factors is None, "results of experts are weighted later"
+    rows = groups.tokens
+    if places is not None:
+        rows = places.flatten()[rows]
+        if len(hidden) < len(rows):  # pairs of other ranks have no row
+            rows = rows.clamp(max=len(hidden) - 1)
+    tape.call(_add_lora, hidden, rows, groups.starts, down, up, rank, ranks, widths, output)

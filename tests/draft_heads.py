@@ -1,13 +1,23 @@
-"""EAGLE-3 heads of random weights, and one in plain PyTorch to compare with."""
+"""EAGLE-3 heads of random weights, and one in plain PyTorch to compare with; and what heads draft in
+a test."""
 
 import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from radixrt.models.draft_head import DraftHead
+from radixrt.worker.drafts.drafters import Draft
+from radixrt.worker.drafts.head import HeadDrafter
+from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 
 DRAFT_VOCAB = 100
 
@@ -164,3 +174,77 @@ class PlainHead:
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         left, right = x.chunk(2, -1)
         return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+# ------------------------------------------------------------ what heads draft
+
+
+@dataclass
+class Drafted:
+    """One call of a head: the texts behind which it drafts, by slot, and what it gives."""
+
+    texts: dict[int, list[int]]
+    logits: list[Tensor] = field(default_factory=list)
+
+
+def watch_drafts(monkeypatch: pytest.MonkeyPatch, kind: type[DraftHead]) -> list[Drafted]:
+    """What heads draft in a test: at any price, though hardly any token is accepted."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
+    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.0)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    monkeypatch.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
+    calls: list[Drafted] = []
+    draft, logits = HeadDrafter.draft, kind.logits
+
+    def watched(drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+        ready = [slot for slot in wanted if drafter._is_ready(drafter._followed[slot])]
+        calls.append(Drafted({slot: list(drafter._followed[slot].text) for slot in ready}))
+        draft(drafter, {slot: min(n, 4) for slot, n in wanted.items()}, -1.0)
+
+    def kept(head: DraftHead, hidden: Tensor) -> Tensor:
+        found = logits(head, hidden)
+        calls[-1].logits.append(found.clone())
+        return found
+
+    monkeypatch.setattr(HeadDrafter, "draft", watched)
+    monkeypatch.setattr(kind, "logits", kept)
+    return calls
+
+
+def check_drafts(drafted: list[Drafted], chain: Callable[[list[int], int], list[Tensor]]) -> int:
+    """Compare drafts with those of a reference; returns their number.
+
+    Args:
+        chain: gives the logits of so many draft tokens behind a text.
+    """
+    count = 0
+    for one in drafted:
+        for row, text in enumerate(one.texts.values()):
+            # rows stay in one order while all slots go on
+            found = [rows for rows in one.logits if len(rows) == len(one.texts)]
+            for mine, theirs in zip(found, chain(text, len(found)), strict=True):
+                torch.testing.assert_close(mine[row], theirs, rtol=1e-4, atol=1e-4)
+            count += bool(found)
+    return count
+
+
+class Foresight:
+    """Puts tokens that the model will give into a head's drafts, and some that it will not. The
+    head computes its own all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: list[list[int]] = []
+        self._rng = random.Random(0)
+        self._draft = HeadDrafter.draft
+        monkeypatch.setattr(HeadDrafter, "draft", lambda *args: self.draft(*args))
+
+    def draft(self, drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+        self._draft(drafter, wanted, least)
+        for slot in drafter._drafts:
+            text = drafter._followed[slot].text
+            coming = next((t[len(text) :] for t in self.texts if t[: len(text)] == text), [])
+            tokens = coming[: self._rng.randint(1, 6)]
+            if tokens and self._rng.random() < 0.4:
+                tokens[self._rng.randrange(len(tokens))] ^= 1
+            if tokens:
+                drafter._drafts[slot] = Draft(tokens)

@@ -45,6 +45,7 @@ SPECIAL = {
     "gemma4": ["<|image|>", "<|image>", "<image|>"],
     "gemma4_e": ["<|image|>", "<|image>", "<image|>"],
     "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    "qwen2_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen2_5_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen3_5": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen3_vl_moe": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
@@ -60,13 +61,13 @@ SPECIAL = {
 }
 """Special tokens of each family; the first is the placeholder."""
 
-OTHER_TEXTS = ["gemma4_e", "qwen3_vl_moe"]
-"""Those that differ from another one in their language model alone."""
+OTHER_TEXTS = ["gemma4_e", "qwen3_vl_moe", "qwen2_vl"]
+"""Those that differ from another one in their language model alone, or in details of the tower."""
 
 FAMILIES = [family for family in SPECIAL if family not in OTHER_TEXTS]
 """Those that all tests are for."""
 
-QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 OWN_SIZES = ("mistral3", "gemma4", "gemma4_e", *QWEN)
 """Those whose images have sizes of their own."""
 
@@ -110,7 +111,7 @@ _QWEN_TOWER: dict[str, Any] = {
 def _qwen_config(family: str, image_token: int) -> Any:
     import transformers
 
-    sections = [2, 3, 3] if family == "qwen2_5_vl" else [4, 2, 2]
+    sections = [2, 3, 3] if family.startswith("qwen2") else [4, 2, 2]
     rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": sections}
     tokens: dict[str, Any] = {
         "image_token_id": image_token,
@@ -123,6 +124,12 @@ def _qwen_config(family: str, image_token: int) -> Any:
             text_config={**_TEXT, "rope_parameters": rope},
             vision_config={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1]},
             **tokens,
+        )
+    if family == "qwen2_vl":
+        tower = {**_QWEN_TOWER, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+        del tower["intermediate_size"], tower["out_hidden_size"]
+        return transformers.Qwen2VLConfig(
+            text_config={**_TEXT, "rope_parameters": rope}, vision_config=tower, **tokens
         )
     if family == "qwen3_5":
         from tests.hybrid_configs import DELTA_NET

@@ -63,6 +63,7 @@ UNDERSTOOD: dict[str, dict[str, Any]] = {
     "serve --model-path demo --constrained-json-disable-any-whitespace": {"grammar_whitespace": "compact"},
     "serve --model-path demo --load-format gguf --watchdog-timeout 300": {"step_timeout": 300.0},
     "serve demo --enable-lora --lora-modules a=b c=d --max-lora-rank 32": {"lora": "a=b c=d", "max_lora_rank": 32},
+    'serve demo --lora-modules \'{"name": "a", "path": "b", "base_model_name": "demo"}\' c=d': {"num_adapter_places": 8},
     "serve demo --enable-lora --lora-paths a=b --max-loras-per-batch 4": {"lora": "a=b", "max_loras": 4},
     # llama.cpp
     "serve -m demo -c 4096": {"context_length": 4096, "model_path": "demo"},
@@ -81,6 +82,9 @@ UNDERSTOOD: dict[str, dict[str, Any]] = {
 
 REFUSED = {
     "serve demo --lora-scaled a:0.5": "change lora_alpha",
+    'serve demo --lora-modules \'{"name":"a","path":"b","scale":2}\'': "unknown field scale",
+    "serve demo --lora-modules a=b a=c": "a twice",
+    "serve demo --lora-modules demo=b": "is the name of the model",
     "serve demo --pipeline-parallel-size 2": "--tp",
     "serve demo --cpu-offload-gb 4": "smaller model",
     "serve demo --quantization bitsandbytes": "int8 and int4",

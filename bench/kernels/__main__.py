@@ -10,7 +10,7 @@ import torch
 import radixrt_kernels
 from bench.kernels import attention, elementwise, linear, machine, recurrence
 from bench.kernels.machine import best_seconds
-from radixrt.worker.build import use_threads
+from radixrt.worker.threads import use_threads
 
 FAMILIES = (attention.cases, elementwise.cases, linear.cases, recurrence.cases)
 SECONDS_A_CASE = 0.5

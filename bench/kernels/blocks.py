@@ -18,7 +18,7 @@ import torch
 import radixrt_kernels
 from bench.kernels.linear import BLOCK_SHAPES, DTYPE, NOT_IN_CACHE, random_blocks
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
-from radixrt.worker.build import use_threads
+from radixrt.worker.threads import use_threads
 from radixrt_kernels import blockwise, groupwise, linear
 from radixrt_kernels.memory import Slabs
 

@@ -117,15 +117,15 @@ def run_session(url: str, model: str, seed: int, turns: int) -> Session:
     limits = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(timeout=TIMEOUT_S, limits=limits) as client:
         # What is computed at the first request of all, such as a graph, is not the agent's.
-        _ask(client, url, model, [{"role": "user", "content": "Hello."}], 4)
+        ask(client, url, model, [{"role": "user", "content": "Hello."}], 4)
         for number in range(turns):
             result = tool_result(number, texts)
             messages.append({"role": "user", "content": result})
-            turn, answer = _ask(client, url, model, messages, ANSWER_TOKENS)
+            turn, answer = ask(client, url, model, messages, ANSWER_TOKENS)
             messages.append({"role": "assistant", "content": answer})
             taken.append(turn)
             title = [{"role": "user", "content": f"Write a title of three words for: {result[:300]}"}]  # fmt: skip
-            _ask(client, url, model, title, 8)
+            ask(client, url, model, title, 8)
     return Session(taken)
 
 
@@ -151,7 +151,7 @@ def tool_result(number: int, texts: random.Random) -> str:
     return f"Result of call {number}, module_{number}.py:\n" + "\n".join(lines) + "\nWhat do you do next?"  # fmt: skip
 
 
-def _ask(
+def ask(
     client: httpx.Client, url: str, model: str, messages: Sequence[dict[str, Any]], max_tokens: int
 ) -> tuple[Turn, str]:
     body = {

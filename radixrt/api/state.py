@@ -85,15 +85,21 @@ class ServerState:
         base model.
 
         Raises:
-            RequestError: there is no such model.
+            RequestError: there is no such model, or not any more.
         """
         if name is None or name in self.config.model_names:
             return None
         base, _, own = name.partition(":")
+        names = (name, own) if base in self.config.model_names else (name,)
         adapters = self.client.adapters
-        found = adapters.get(name) or (
-            adapters.get(own) if base in self.config.model_names else None
-        )
+        found = next((adapters[one] for one in names if one in adapters), None)
+        if found is None and not self.client.lost_adapters.isdisjoint(names):
+            raise RequestError(
+                f"The adapter {shown(name)} is not loaded any more: it could not be read when the engine was started "
+                "again. Load it again.",
+                status=503,
+                param="model",
+            )
         if found is None:
             raise RequestError(
                 f"The model {shown(name)} is not served here; this server has "

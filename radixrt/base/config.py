@@ -8,6 +8,7 @@ from typing import Literal
 
 from radixrt.base.errors import ConfigError
 from radixrt.base.settings.adapters import named_adapters
+from radixrt.base.settings.scheduling import SchedulerSettings
 from radixrt.base.settings.setting import (
     METRICS_PEER,
     ORIGIN,
@@ -17,10 +18,8 @@ from radixrt.base.settings.setting import (
     TOOL_CALL_ALIASES,
     ZMQ_ADDRESS,
     AttentionBackendName,
-    EvictionPolicyName,
     GrammarBackendName,
     ReasoningParserName,
-    SchedulePolicyName,
     ToolCallParserName,
     WhitespaceName,
     section,
@@ -50,93 +49,6 @@ _COMPUTING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerSettings:
-    """The settings that the scheduler plans by."""
-
-    eviction_policy: EvictionPolicyName = _cache(
-        "lru",
-        "KV that is evicted first: lru the least recently used, prefixes of waiting requests last; "
-        "fifo the first computed; priority that of the lowest priority.",
-    )
-    max_pinned_fraction: float = _cache(
-        0.5,
-        "Share of the KV pool that clients may pin at a time (POST /v1/cache/pin).",
-        within=(0, 1),
-    )
-    disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
-    disable_shared_answers: bool = _cache(
-        False,
-        "Compute every answer, also where an equal request runs or has ended (docs/caching.md).",
-    )
-    cache_dir: str | None = _cache(
-        None,
-        "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
-        metavar="DIR",
-    )
-    cache_dir_gb: float = _cache(
-        10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
-    )
-    cache_bundle: str | None = _cache(
-        None,
-        "Bundle whose KV is added to --cache-dir at the start.",
-        metavar="FILE",
-    )
-    shared_kv_pool: Literal["auto", "on", "off"] = _cache(
-        "auto",
-        "Keep the KV pool in shared memory, where it outlives a dead worker; auto: if that has "
-        "pages of 2 MiB. Only on a CPU.",
-    )
-
-    idle_share: float = _scheduling(
-        0.5,
-        "Share of an idle server's time for prompts that are computed ahead "
-        "(docs/pieces.md); 0: none.",
-        within=(0, 1),
-    )
-    prepare_next_turns: bool = _scheduling(
-        False,
-        "Compute the beginning of a chat's next turn in idle time, where the template writes "
-        "earlier turns in another way (docs/pieces.md).",
-    )
-    max_running_requests: int | None = _scheduling(
-        None,
-        "Maximum number of sequences in the running batch; by default 256, and on a GPU one for "
-        "each 1,024 tokens of its KV pool, from 256 to 1,024.",
-        within=(1, 65536),
-    )
-    max_queued_requests: int = _scheduling(
-        4096,
-        "Maximum number of waiting sequences; further requests get status 503 with Retry-After.",
-        within=(1, None),
-    )
-    max_queue_seconds: float = _scheduling(
-        30.0,
-        "Longest wait in the queue, in seconds: a request that would wait longer, or has, gets "
-        "status 503 with Retry-After; 0 is no limit.",
-        within=(0, None),
-    )
-    max_step_ms: float | None = _scheduling(
-        None,
-        "Longest step, in milliseconds, which sizes prefill chunks; by default the step of the "
-        "running answers plus four times that of one, from 15 to 150; 0 is no limit.",
-        within=(0, None),
-    )
-    chunked_prefill_size: int = _scheduling(
-        2048, "Maximum number of prompt tokens of one sequence in one step.", within=(1, None)
-    )
-    schedule_policy: SchedulePolicyName = _scheduling(
-        "lpm",
-        "Order of the waiting queue: lpm longest prefix match, suf shortest uncached prefill, fcfs "
-        "first come first served, priority the smallest priority, then lpm.",
-    )
-    speculation: Literal["auto", "text", "head", "off"] = _scheduling(
-        "auto",
-        "Draft tokens from known text, by --draft-model, or both (auto) where that saves time; "
-        "answers stay the same. Only on a CPU.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerConfig(SchedulerSettings):
     """Settings of one engine and its server. Field ``max_total_tokens`` is flag
     ``--max-total-tokens``."""
@@ -149,6 +61,11 @@ class ServerConfig(SchedulerSettings):
     )
     tokenizer_path: str | None = _model(
         None, "Folder or hub id of the tokenizer, if it is not in the checkpoint's folder."
+    )
+    mmproj: str | None = _model(
+        None,
+        "Vision tower (mmproj-*.gguf) of a GGUF model, if not beside it.",
+        metavar="FILE",
     )
     served_model_name: str | None = _model(
         None,
@@ -193,6 +110,12 @@ class ServerConfig(SchedulerSettings):
     max_lora_rank: int = _model(64, "Largest rank of an adapter.", within=(1, 512))
     max_images: int = _model(64, "Most images of a request.", within=(1, 1024))
     max_image_pixels: int = _model(1 << 24, "Most pixels of an image.", within=(1, 1 << 28))
+    allow_image_hosts: str | None = _model(
+        None,
+        "Hosts of https images that are fetched; by default none.",
+        metavar="HOST",
+        several=True,
+    )
     max_image_mib: int = _model(20, "Most MiB of an image's file.", within=(1, 20))
     chat_template: str | None = _model(
         None, "File with a Jinja chat template that replaces the tokenizer's own.", metavar="FILE"
@@ -495,11 +418,8 @@ class ServerConfig(SchedulerSettings):
             yield "--cache-bundle is added to a directory: give --cache-dir DIR, too."
         if self.draft_model is not None and self.speculation not in ("auto", "head"):
             yield f"--draft-model drafts nothing with --speculation {self.speculation}: leave one out."
-        if self.cache_dir is not None:
-            if self.disable_radix_cache:
-                yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
-            if self.tp > 1:
-                yield "--cache-dir: not yet with --tp; leave one out."
+        if self.cache_dir is not None and self.disable_radix_cache:
+            yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
         if self.receipts and (self.join is not None or self.replica_listen is not None):
             yield "--receipts names one engine: it does not go with --join or --replica-listen."
         if self.tls_key is not None and self.tls_cert is None:

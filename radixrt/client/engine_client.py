@@ -203,6 +203,8 @@ class EngineClient:
         """The calls to which the client adds something; the engine alone answers the others."""
         self.adapters: dict[str, AdapterInfo] = {}
         """The loaded LoRA adapters by name."""
+        self.lost_adapters: set[str] = set()
+        """Names of adapters that an engine had, and the next one could not load."""
         self._died: EngineDiedError | None = None
         self._unloaded = ""
         """Why there is no engine, if the model is not loaded."""
@@ -341,6 +343,7 @@ class EngineClient:
             await self._take_back(call, before)
             raise
         self.adapters[info.name] = info
+        self.lost_adapters.discard(info.name)
         return info
 
     async def _take_back(self, call: LoadAdapterCall, before: AdapterInfo | None) -> None:
@@ -357,6 +360,7 @@ class EngineClient:
             await self._calls.ask(UnloadAdapterCall(name=call.name))
 
     async def _unload_adapter(self, call: UnloadAdapterCall) -> AdapterInfo:
+        self.lost_adapters.discard(call.name)
         info = await self._calls.ask(call)
         self.adapters.pop(info.name, None)
         return info
@@ -445,7 +449,8 @@ class EngineClient:
                 self._open.take_over(message.request_ids, by_death=not message.has_drained)
                 self._leases.restore(message.leases)
             case EngineInfo():
-                self.adapters = {info.name: info for info in message.adapters}
+                before, self.adapters = self.adapters, {one.name: one for one in message.adapters}
+                self.lost_adapters = (self.lost_adapters | before.keys()) - self.adapters.keys()
                 if message.engine != self._channels.engine:
                     self._take_over(message)
                 if not self._info.done() and self._engine_is_alive:

@@ -152,7 +152,7 @@ class UpProjections(LinearLayer):
         return output
 
     def _adapt(self, lora: LoraStack, hidden: Tensor, output: Tensor) -> None:
-        heads = torch.arange(self.heads).expand(len(hidden), -1)
+        heads = torch.arange(self.heads, device=hidden.device).expand(len(hidden), -1)
         lora.add_by_member(hidden.flatten(0, 1), output.view(-1, output.shape[-1]), heads)
 
     def placements(self, path: str) -> Iterator[Placement]:

@@ -116,3 +116,12 @@ class TensorParallel:
         tensor = torch.from_numpy(values.view(np.uint8).copy())
         dist.broadcast(tensor, 0, group=self.host_group)
         return tensor.numpy().view(values.dtype)
+
+    def agree(self, value: bytes) -> bool:
+        """Whether every rank has the same bytes, of a length that all have."""
+        if self.size == 1:
+            return True
+        first = self.from_first(np.frombuffer(value, dtype=np.uint8))
+        same = torch.tensor(int(first.tobytes() == value))
+        dist.all_reduce(same, dist.ReduceOp.MIN, group=self.host_group)
+        return bool(same)

@@ -1,8 +1,9 @@
 """The messages about LoRA adapters: which there are, and how one is loaded beside the steps.
 
 An adapter has a *place* in the workers' stacks while it is loaded. The scheduler gives the places:
-it orders every rank to read an adapter (:class:`LoadAdapter`), and when all have read the same
-bytes, to put it into its place (:class:`PutAdapter`), ahead of the first plan that uses it.
+it orders every rank to read an adapter into a place that no sequence uses (:class:`LoadAdapter`),
+and when all have read the same bytes, to compute with it (:class:`PutAdapter`), ahead of the first
+plan that uses it.
 """
 
 import msgspec
@@ -30,7 +31,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadAdapter(Message, frozen=True, kw_only=True):
-    """Read an adapter, beside the steps. Every rank answers with an AdapterRead."""
+    """Read an adapter into a place, beside the steps. Every rank answers with an AdapterRead."""
 
     place: int
     path: str
@@ -46,8 +47,6 @@ class AdapterRead(Message, frozen=True, kw_only=True):
 
 
 class PutAdapter(Message, frozen=True, kw_only=True):
-    """Put the adapter that was read for a place there. No sequence uses the place."""
+    """Compute with the adapter that was read into a place, from the next step on."""
 
     place: int
-    is_wanted: bool = True
-    """False: drop what was read."""

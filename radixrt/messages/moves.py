@@ -26,7 +26,8 @@ def page_checksum(digest: bytes, content: Any) -> bytes:
 
 
 class OpenPages(Message, frozen=True, kw_only=True):
-    """The file of the pages on disk, before the first order that needs it."""
+    """The file of the pages on disk, before the first order that needs it. Each rank has its own:
+    behind the first one's, their names end with the rank."""
 
     path: str
 
@@ -36,7 +37,7 @@ class SavePages(Message, frozen=True, kw_only=True):
 
     pages: PackedIds
     slots: PackedIds
-    """Where each is written, in slots of the file."""
+    """Where each is written, in slots of the file of each rank."""
     digests: bytes
     """Of the prefixes that they end, 32 bytes each."""
 
@@ -52,14 +53,15 @@ class ReadPages(Message, frozen=True, kw_only=True):
     digests: bytes
     """Of the prefixes that they end, 32 bytes each."""
     checksums: bytes
-    """Of each page, :func:`page_checksum`."""
+    """Of each page and, in it, of each rank, :func:`page_checksum`."""
     within_s: float
     """Computing them takes so long; the worker gives up if reading would take longer."""
 
 
 class PagesWritten(Message, frozen=True, kw_only=True):
-    """What became of a SavePages."""
+    """What became of a SavePages. Each rank answers them in order."""
 
+    rank: int = 0
     slots: PackedIds
     """Those that were written."""
     checksums: bytes
@@ -70,9 +72,10 @@ class PagesWritten(Message, frozen=True, kw_only=True):
 
 
 class PagesRead(Message, frozen=True, kw_only=True):
-    """What became of a ReadPages."""
+    """What became of a ReadPages. Each rank answers them in order."""
 
     number: int
+    rank: int = 0
     num_pages: int
     """The first ones, which are in the pool and match their checksums."""
     is_damaged: bool = False

@@ -171,6 +171,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_TENANT = Tenant()
 
 
+IdleKind = Literal["", "arriving", "expected"]
+"""Work for idle times: the beginning of a prompt whose rest is on its way, which is computed as
+fast as it can be; or a prompt that may come, which gets a share of the time. Empty: none."""
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of a request that the scheduler reads. They travel whole from the client to the
     scheduler's sequence."""
@@ -192,7 +197,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Tokens may be drafted, if the server does."""
     prepares_next_turn: bool = False
     """Behind the answer of a chat, the beginning of its next turn is computed in idle time."""
-    idle: bool = False
+    idle: IdleKind = ""
     """The prompt is computed, without an answer, only while nothing else waits or runs."""
     shares_answers: bool = False
     """Equal requests may get tokens that were computed for one of them."""

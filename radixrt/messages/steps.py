@@ -169,7 +169,7 @@ class VerifiedDraft(msgspec.Struct, frozen=True, array_like=True):
     """Leading draft tokens that the sampler drew too."""
 
 
-DRAFTERS = ("grammar", "tree", "ngram", "pool", "prediction", "head")
+DRAFTERS = ("grammar", "tree", "ngram", "pool", "prediction", "head", "mtp")
 """Names of the drafters, as metrics show them. Of drafts that promise as much, the one of the first
 is taken."""
 

@@ -1,18 +1,21 @@
 """Finds the projections of a model that a LoRA adapter changes, and keeps the adapters of a model in
 the places of its layers' stacks."""
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+from radixrt.layers.kernels.native import NativeKernels
 from radixrt.layers.latent_attention import UpProjections
 from radixrt.layers.linear import ColumnParallelLinear, RowParallelLinear
-from radixrt.layers.lora import LoraStack, LowRank, StepRows
+from radixrt.layers.lora import LoraKernels, LoraStack, LowRank, StepRows
 from radixrt.layers.matrix import Placement
 from radixrt.layers.mlp import Experts, Router, SigmoidRouter
 from radixrt.models.adapter_files.form import AdapterError, AdapterFile
@@ -55,6 +58,8 @@ def read_adapter(path: Path, model: CausalLM, max_rank: int | None = None) -> Ad
         )
         projections = dict(_projections(file, model))
         _check_order(projections, config, is_file)
+        if not is_file and getattr(config, "linear_value_heads_tiled", False):
+            projections = {name: _tiled(name, pair, config) for name, pair in projections.items()}
         if file.invocation and (name := next(_of_latents(model, projections), None)):
             raise AdapterError(
                 f"it is activated by tokens, and changes {name}, which is computed for cached tokens too"
@@ -130,15 +135,32 @@ def _check_order(names: Mapping[str, LowRank], config: Any, is_file: bool) -> No
     """
     tiles = is_file and str(config.model_type).startswith("qwen3_5")
     is_tiled = getattr(config, "linear_value_heads_tiled", False)
-    if tiles != is_tiled and any(".linear_attn." in name for name in names):
+    if tiles and not is_tiled and any(".linear_attn." in name for name in names):
         raise AdapterError(
-            "the heads of its linear_attn have another order in GGUF files: serve a GGUF adapter with a GGUF model, "
-            "and peft's with a checkpoint of transformers"
+            "the heads of its linear_attn have another order in GGUF files: serve a GGUF adapter with a GGUF model"
         )
     if is_file and config.model_type == "falcon_h1":
         raise AdapterError("GGUF adapters of Falcon-H1 are not served")
     if getattr(config, "has_multiplied_weights", False):
         raise AdapterError("adapters of Falcon-H1 are not served with a GGUF model")
+
+
+def _tiled(name: str, pair: LowRank, config: Any) -> LowRank:
+    """The adapter of a projection of a linear attention whose value heads have the order of GGUF
+    files: those of one key have a distance of the number of keys."""
+    path, _, projection = name.rpartition(".")
+    if not path.endswith(".linear_attn"):
+        return pair
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    order = torch.arange(heads).view(keys, -1).T.flatten()
+
+    def reordered(values: torch.Tensor, dim: int) -> torch.Tensor:
+        return values.unflatten(dim, (heads, -1)).index_select(dim, order).flatten(dim, dim + 1)
+
+    if projection == "out_proj":
+        return LowRank(reordered(pair.down, 1), pair.up)
+    first = 2 * keys * config.linear_key_head_dim if projection == "in_proj_qkv" else 0
+    return LowRank(pair.down, torch.cat((pair.up[:first], reordered(pair.up[first:], 0))))
 
 
 def _of_latents(model: CausalLM, names: Mapping[str, LowRank]) -> Iterator[str]:
@@ -253,48 +275,82 @@ class ModelAdapters:
     Args:
         num_adapters: places.
         max_rank: the largest rank of an adapter.
+        kernels: for the device of the model.
     """
 
-    def __init__(self, model: CausalLM, num_adapters: int, max_rank: int) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        num_adapters: int,
+        max_rank: int,
+        kernels: LoraKernels = NativeKernels.lora,
+    ) -> None:
         self.model = model
         self.num_adapters = num_adapters
         self.max_rank = max_rank
-        self.rows = StepRows(num_adapters)
+        self.rows = StepRows(num_adapters, kernels)
+        self._device = next(model.parameters()).device
         self._sites = list(_sites(model))
+        self._stacks: list[LoraStack | None] = [None] * len(self._sites)
+        """The stack of each site, which may be one that its layer has not yet."""
+        self._new: SimpleQueue[tuple[_Site, LoraStack]] = SimpleQueue()
+        """Stacks for layers that have none, or one for smaller ranks."""
 
     def read(self, path: Path) -> Adapter:
         """Read an adapter; see :func:`read_adapter`. Safe to call beside a step."""
         return read_adapter(path, self.model, self.max_rank)
 
-    def put(self, index: int, adapter: Adapter) -> bool:
-        """Put an adapter into a place, which no sequence uses.
+    def put(self, index: int, adapter: Adapter) -> None:
+        """Put an adapter into a place, between steps."""
+        self.write(index, adapter)
+        self.attach()
+
+    def write(self, index: int, adapter: Adapter) -> None:
+        """Write an adapter into a place, which no sequence uses. Safe to call beside a step.
+
+        The layers have all of it after the next :meth:`attach`.
+        """
+        for number, site in enumerate(self._sites):
+            members = [[self._part(adapter, cut) for cut in cuts] for cuts in site.members]
+            ranks = [len(part.down) for parts in members for part in parts if part is not None]
+            stack = self._stacks[number]
+            if ranks and (stack is None or stack.rank < max(ranks)):
+                stack = self._grown(site, stack, max(ranks))
+                self._stacks[number] = stack
+                self._new.put((site, stack))
+            if stack is not None:
+                stack.put(index, members)
+
+    def attach(self) -> bool:
+        """Give the layers the stacks that were made for them.
 
         Returns:
-            Whether layers have adapters now that had none.
+            Whether layers have other stacks now.
         """
-        is_new = False
-        for site in self._sites:
-            members = [[self._part(adapter, cut) for cut in cuts] for cuts in site.members]
-            stack = getattr(site.layer, site.attribute)
-            if stack is None and any(part for parts in members for part in parts):
-                stack, is_new = self._stack(site), True
+        has_new = False
+        with contextlib.suppress(Empty):
+            while True:
+                site, stack = self._new.get_nowait()
                 setattr(site.layer, site.attribute, stack)
-            if stack is not None:
-                for member, parts in enumerate(members):
-                    stack.put(index, parts, member)
-        return is_new
+                has_new = True
+        return has_new
 
     def _part(self, adapter: Adapter, cut: _Cut) -> LowRank | None:
         pair = adapter.projections.get(cut.name)
         return None if pair is None else cut.of(pair)
 
-    def _stack(self, site: _Site) -> LoraStack:
-        return LoraStack(
+    def _grown(self, site: _Site, before: LoraStack | None, rank: int) -> LoraStack:
+        """A stack with room for adapters of a rank, and with those of the one before."""
+        stack = LoraStack(
             site.widths,
             site.columns,
-            self.max_rank,
+            rank,
             self.rows,
             self.num_adapters,
             site.dtype,
             len(site.members),
+            self._device,
         )
+        if before is not None:
+            stack.take(before)
+        return stack

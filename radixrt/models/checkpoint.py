@@ -83,6 +83,7 @@ def resolve_model_path(
     download: bool = True,
     check_room: bool = False,
     progress: type | None = None,
+    mmproj: str | None = None,
 ) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF
     file, here or on the hub, gets a folder.
@@ -94,25 +95,36 @@ def resolve_model_path(
         check_room: refuse a GGUF file of the hub that does not fit the memory before it is
             downloaded.
         progress: class of tqdm that is told the bytes of a download.
+        mmproj: the file of a GGUF model's vision tower.
 
     Raises:
         NotCachedError: it would have to be downloaded.
         ConfigError: neither a folder nor a GGUF file that can be served, nor a hub id that can be
             downloaded.
     """
+    tower = None if mmproj is None else Path(mmproj).expanduser()
+    if tower is not None and not tower.is_file():
+        raise ConfigError(f"--mmproj {mmproj}: there is no such file.")
+    if (
+        tower is not None
+        and not path_or_hub_id.startswith(PREFIX)
+        and not path_or_hub_id.endswith(".gguf")
+    ):
+        raise ConfigError(f"--mmproj is for a GGUF model, and {flag} {path_or_hub_id} is none.")
     if path_or_hub_id == DEMO_MODEL:
         return Path(__file__).parent.parent / "demo_model"
     if path_or_hub_id.startswith(PREFIX):
         return checkpoint_folder(
             hub_file(
                 path_or_hub_id, flag, download=download, check_room=check_room, progress=progress
-            )
+            ),
+            tower,
         )
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
         return folder
     if folder.is_file() and folder.suffix == ".gguf":
-        return checkpoint_folder(folder)
+        return checkpoint_folder(folder, tower)
     if folder.exists():
         raise ConfigError(f"{flag} {path_or_hub_id} is a file; give the folder that holds it.")
     if _HUB_ID.fullmatch(path_or_hub_id) is None:

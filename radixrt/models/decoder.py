@@ -193,8 +193,18 @@ class CausalLM(KernelLayer):
     # ------------------------------------------------------------ inherited by them
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
-        attention = self.attention(index, rotary)
+        return self._layer_around(self.attention(index, rotary), index)
+
+    def _layer_around(self, attention: AttentionBlock, index: int) -> nn.Module:
+        """A layer of an attention, with norms and MLP as layer ``index`` has them."""
         return type(self).layer_class(self.config, attention, self.mlp(index))
+
+    def further_layer(self, context_length: int) -> nn.Module:
+        """A layer like the last one, with attention, whose KV cache is the first of its context: it
+        predicts further tokens, and is no part of the model."""
+        last = self.config.num_hidden_layers - 1
+        rotary = self.rotary(context_length, self.rope_layer_type(last))
+        return self._layer_around(self.attention(0, rotary), last)
 
     def prepare_positions(self, end: int) -> None:
         """Call before a step with positions from ``rotary.FIRST_POSITIONS`` on."""
@@ -235,9 +245,9 @@ class CausalLM(KernelLayer):
         Returns:
             (hidden, residual), each [num_tokens, hidden_size], for :meth:`after_last_attention`
         """
-        return self._attend_all(self._embed(input_ids), positions, context)
+        return self._attend_all(self.embed(input_ids), positions, context)
 
-    def _embed(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]"""
         hidden: Tensor = self.model.embed_tokens(input_ids)
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale

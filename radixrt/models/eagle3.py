@@ -38,13 +38,11 @@ from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.layers.weights import load_into, weight_slots
 from radixrt.models.checkpoint import read_config
 from radixrt.models.decoder import CausalLM
+from radixrt.models.draft_head import DraftHead
 from radixrt.models.loader import default_dtype, read_tensors
 
 NUM_STATES = 3
 """Hidden states of the model for each token."""
-
-FOLDER = "eagle3"
-"""The folder of a head inside that of its checkpoint, where it is found without a setting."""
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle", "Eagle3Speculator", "Eagle3DraftModel")  # fmt: skip
 
@@ -158,20 +156,29 @@ class Eagle3Layer(nn.Module):
         self.mlp = GatedMLP(size, config.intermediate_size, tp, activation=config.hidden_act)
 
     def forward(
-        self, embedded: Tensor, states: Tensor, positions: Tensor, context: ForwardContext
+        self,
+        embedded: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        wanted: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The MLP's output and the residual stream, each [rows, hidden_size], of embeddings and
-        states [rows, hidden_size]. May overwrite ``states``."""
+        """The MLP's output and the residual stream, each [rows or len(wanted), hidden_size], of
+        embeddings and states [rows, hidden_size]. May overwrite ``states``."""
         normed = self.hidden_norm.forward(states)
         read = torch.cat((self.input_layernorm.forward(embedded), normed), dim=-1)
         residual = normed if self.norm_before_residual else states
         attended = self.self_attn.forward(read, positions, context)
+        if wanted is not None:
+            attended, residual = attended[wanted], residual[wanted]
         hidden, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
         return self.mlp.forward(hidden), residual
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(DraftHead):
     """The whole head. Its embedding is the model's where it has none of its own."""
+
+    drafter = "head"
 
     def __init__(
         self, config: HeadConfig, model: CausalLM, context_length: int, *, embeds: bool
@@ -179,11 +186,13 @@ class Eagle3Head(nn.Module):
         super().__init__()
         tp = TensorParallel()
         self.config = config
+        self.reads = config.layers
         self.midlayer = Eagle3Layer(
             config, RotaryEmbedding(_rope_config(config), context_length, by_parts=True)
         )
-        width = NUM_STATES * config.target_hidden_size
-        self.fc = RowParallelLinear(width, config.hidden_size, False, tp)
+        self.hidden_size = config.hidden_size
+        self.state_size = NUM_STATES * config.target_hidden_size
+        self.fc = RowParallelLinear(self.state_size, config.hidden_size, False, tp)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = VocabParallelEmbedding(config.draft_vocab_size, config.hidden_size, tp)
         self.embed_tokens = None
@@ -191,40 +200,31 @@ class Eagle3Head(nn.Module):
             self.embed_tokens = VocabParallelEmbedding(model.vocab_size, config.hidden_size, tp)
         self._embed = model.model.embed_tokens.forward
         self.token_ids = torch.arange(config.draft_vocab_size)
-        """[draft_vocab_size] int64: the model's id of each of the head's."""
 
-    def prepare_positions(self, end: int) -> None:
-        """Call before positions up to ``end`` are computed."""
-        self.midlayer.self_attn.rotary.compute_up_to(end)
+    @property
+    def attention(self) -> SelfAttention:
+        return self.midlayer.self_attn
 
     @torch.inference_mode()
     def fuse(self, states: Tensor) -> Tensor:
-        """[rows, NUM_STATES * target_hidden_size] -> [rows, hidden_size]"""
         return self.fc.forward(states)
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, states: Tensor, context: ForwardContext
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        states: Tensor,
+        context: ForwardContext,
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer.
-
-        Args:
-            token_ids: [rows]
-            positions: [rows]
-            states: [rows, hidden_size] of the model behind the tokens before these, or of the head
-                itself. They may be overwritten.
-
-        Returns:
-            [rows, hidden_size] twice: for :meth:`logits`, and the states for the next tokens.
-        """
         embed = self._embed if self.embed_tokens is None else self.embed_tokens.forward
         embedded = embed(token_ids)
-        hidden, residual = self.midlayer.forward(embedded, states, positions, context)
+        hidden, residual = self.midlayer.forward(embedded, states, positions, context, wanted)
         return self.norm.add_and_norm(hidden, residual)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] -> [rows, draft_vocab_size] float32"""
         return self.lm_head.logits(hidden)
 
 

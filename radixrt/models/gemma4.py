@@ -282,7 +282,7 @@ class Gemma4ForCausalLM(CausalLM):
         context: ForwardContext,
         rows: Tensor | None = None,
     ) -> Tensor:
-        return self._run(input_ids, self._embed(input_ids), positions, context, rows)
+        return self._run(input_ids, self.embed(input_ids), positions, context, rows)
 
     def _run(
         self,

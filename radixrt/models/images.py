@@ -4,12 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.base.image_parts import IDLE_IMAGE_BYTES
+from radixrt.models.gguf.folder import gguf_tensors, why_no_tower
+from radixrt.models.gguf.form import PROCESSOR_FILE
 from radixrt.models.registry import check_architecture, sees_images
 
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+PROCESSOR_FILES = (PROCESSOR_FILE, "processor_config.json")
 """Those with the settings of the image processor: transformers 4 writes the first, transformers 5
 the second."""
+
+IMAGE_BYTES = IDLE_IMAGE_BYTES + (384 << 20)
+"""Memory of a server that sees images, beside that for text: those features, and in the tokenizer
+process PyTorch, which processors import, with the tensors of the last images."""
+NO_TOWER = "No vision tower lies beside the GGUF file: its mmproj-*.gguf, or --mmproj FILE."
 
 
 def why_no_images(model_dir: Path, config: Mapping[str, Any], device: str) -> str | None:
@@ -23,9 +30,10 @@ def why_no_images(model_dir: Path, config: Mapping[str, Any], device: str) -> st
     if not sees_images(architecture):
         if isinstance(config.get("vision_config"), dict):
             return f"Not yet: images for {architecture}; text is served."
+        if gguf_tensors(model_dir) is not None:
+            reason = why_no_tower(model_dir)
+            return f"{reason or NO_TOWER} This model ({architecture}) takes text only."
         return f"This model ({architecture}) has no vision tower; it takes text only."
-    if gguf_tensors(model_dir) is not None:
-        return "Not yet: images for GGUF files, whose tower is in a file mmproj-*.gguf; text is served."
     if not any((model_dir / name).is_file() for name in PROCESSOR_FILES):
         return (
             "This model's folder lacks preprocessor_config.json, which says how images are prepared; take it from the original "

@@ -14,6 +14,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.gguf.form import is_of_tower
+from radixrt.models.gguf.tower_weights import read_tower
 from radixrt.models.gguf.weights import BlockFormats, read_weights, warn_of_dequantization
 from radixrt.models.images import why_no_images
 from radixrt.models.loading_progress import LoadingProgress
@@ -252,20 +255,21 @@ def load_model(
                 scheme = rounded_alike(scheme)
         tied_head = model.generates and model.lm_head is None
         formats = matrix_formats(scheme, tied_head=tied_head)
-        entries = gguf_tensors(model_dir) if load_format != "dummy" else None
-        kept: set[str] = set()
+        all_entries = gguf_tensors(model_dir) if load_format != "dummy" else None
+        entries = [entry for entry in all_entries or [] if not is_of_tower(entry)]
+        text_config, kept = dict(checkpoint.text_config(raw_config)), set[str]()
         if entries and quantization == "auto" and kernels.multiplies_blocks:
-            blocks = BlockFormats(entries, raw_config, model.translate)
+            blocks = BlockFormats(entries, text_config, model.translate)
             formats, kept = blocks.format_of, blocks.kept
         allocate_matrices(model, _plain_tower(formats))
     model.num_parameters = num_weights(model)
     is_first = tp.rank == 0
     progress_level = logging.INFO if is_first else logging.DEBUG
-    if is_first and lacking and checkpoint.text_config(raw_config) is not raw_config:
+    if is_first and lacking and "text_config" in raw_config:
         log.info("The language model alone is loaded. %s", lacking)
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
-    elif entries is None:
+    elif all_entries is None:
         tensors = read_tensors(model_dir, progress_level)
         if (block := fp8_block(raw_config)) is not None:
             tensors = decoded(tensors, block)
@@ -273,7 +277,11 @@ def load_model(
     else:
         if quantization == "auto" and is_first:
             warn_of_dequantization(entries, kept, torch_dtype)
-        model.load_weights(read_weights(entries, raw_config, torch_dtype, kept, progress_level))
+        tower = read_tower(
+            [one for one in all_entries if is_of_tower(one)], raw_config, torch_dtype
+        )
+        text = read_weights(entries, text_config, torch_dtype, kept, progress_level)
+        model.load_weights(chain(text, tower))
     if lacking is None:
         model.vision_digest = weights_digest(model.vision)
     use_kernels(model, kernels)
@@ -325,7 +333,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def read_tensors(
-    model_dir: Path, progress_level: int = logging.INFO
+    model_dir: Path,
+    progress_level: int = logging.INFO,
+    wanted: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its
     part.
@@ -334,6 +344,7 @@ def read_tensors(
 
     Args:
         progress_level: of the lines of the log that tell the progress.
+        wanted: whether a tensor of this name is read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -342,7 +353,7 @@ def read_tensors(
     for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+                for name in filter(wanted, tensors.keys()):
                     tensor = tensors.get_tensor(name)
                     yield name, tensor
                     progress.add_tensor(tensor.nbytes)

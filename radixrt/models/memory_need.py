@@ -39,8 +39,9 @@ from radixrt.models.checkpoint import (
     weight_files,
 )
 from radixrt.models.gguf.folder import gguf_tensors
-from radixrt.models.gguf.form import PLAIN_KINDS
-from radixrt.models.images import why_no_images
+from radixrt.models.gguf.form import PLAIN_KINDS, TOWER_PREFIXES, is_of_tower
+from radixrt.models.head_files import eagle_folder, further_prefix, has_mtp
+from radixrt.models.images import IMAGE_BYTES, why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -49,8 +50,12 @@ _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _TOWERS = ("vision", "visual", "multi_modal_projector", "connector.")
 """Parts of the names of tensors that are loaded where images are served."""
+_ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "layers_block_type": None}
+"""Turns a config into that of one layer with attention: a draft head."""
 _NOT_LOADED = ("audio", "mtp")
 """Parts of the names of tensors that no model loads."""
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""Ends of the names of copies in the layer that predicts further tokens."""
 
 
 class MemoryNeed(NamedTuple):
@@ -61,10 +66,56 @@ class MemoryNeed(NamedTuple):
     """A lower bound."""
     unpacked: int = 0
     """Bytes in memory, of those, of quantized tensors whose kind is kept in 16 bits."""
+    head: int = 0
+    """Bytes in memory, of those, of a draft head."""
+
+    def with_head(self, in_files: int, in_memory: int) -> "MemoryNeed":
+        """The need with a head of this size."""
+        return self._replace(
+            in_files=self.in_files + in_files,
+            in_memory=self.in_memory + in_memory,
+            head=in_memory,
+        )
+
+    def __str__(self) -> str:
+        """What takes the memory."""
+        text = f"{self.in_memory / 1e9:.1f} GB of weights"
+        return text + (f", {self.head / 1e9:.2g} GB of them a draft head" if self.head else "")
+
+
+def engine_need(config: ServerConfig) -> MemoryNeed:
+    """The memory of the weights of one engine, with those of its draft head.
+
+    Args:
+        config: its ``model_path`` is a folder.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    folder, dtype, quantization = Path(config.model_path), config.dtype, config.quantization
+    need = memory_need(folder, dtype=dtype, quantization=quantization)
+    if (eagle := eagle_folder(config)) is not None:
+        width = _BYTES[checkpoint_dtype(read_config(folder)) if dtype == "auto" else dtype]
+        sizes = [
+            math.prod(shape)
+            for file in weight_files(eagle)
+            for name, (_, shape) in read_header(file).items()
+            if name not in ("d2t", "t2d")
+        ]
+        files = sum(file.stat().st_size for file in weight_files(eagle))
+        bits = ROUNDINGS[quantization].bits if quantization in ROUNDINGS else 8 * width
+        return need.with_head(files, sum(sizes) * bits // 8)
+    if not has_mtp(config):
+        return need
+    further = list(_weights(folder, dtype, quantization, further=True))
+    return need.with_head(
+        sum(one.in_files for one in further), sum(one.in_memory for one in further)
+    )
 
 
 def memory_need(model_dir: Path, *, dtype: str = "auto", quantization: str = "auto") -> MemoryNeed:
-    """The memory of a checkpoint that :func:`radixrt.models.checkpoint.check_checkpoint` takes.
+    """The memory of a checkpoint that :func:`radixrt.models.checkpoint.check_checkpoint` takes,
+    without a draft head.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -100,7 +151,7 @@ def token_work(model_dir: Path) -> TokenWork:
     has_head = any(one.name in _HEADS for one in weights)
     num_bytes = products = 0.0
     for name, numbers, _, in_memory, _ in weights:
-        if any(part in name for part in _TOWERS):
+        if name.startswith(TOWER_PREFIXES) or any(part in name for part in _TOWERS):
             continue
         is_selected = _EXPERTS.search(name) is not None
         share = selected / count if is_selected else 1.0
@@ -125,17 +176,24 @@ class _Weight(NamedTuple):
     is_unpacked: bool = False
 
 
-def _weights(model_dir: Path, dtype: str, quantization: str) -> Iterator[_Weight]:
+def _weights(
+    model_dir: Path, dtype: str, quantization: str, *, further: bool = False
+) -> Iterator[_Weight]:
+    """The tensors of the model, or of the layer that predicts further tokens."""
     config = read_config(model_dir)
     width = _BYTES[checkpoint_dtype(config) if dtype == "auto" else dtype]
     if gguf_tensors(model_dir) is not None:
-        yield from _of_gguf(model_dir, width, quantization)
+        last = text_config(config).get("num_hidden_layers")
+        for one in _of_gguf(model_dir, width, quantization):
+            if one.name.startswith(f"blk.{last}.") == further:
+                yield one
         return
     text, scheme = text_config(config), quantization_scheme(config, quantization)
     rounds = scheme is not None and scheme.method in ("rounding", "fp8_rounding")
     has_blocks = fp8_block(config) is not None
     is_tied = text.get("tie_word_embeddings") is not False  # what it is where it is not said
-    for name, stored, shape in _tensors(model_dir, text.get("num_hidden_layers")):
+    prefix = further_prefix(model_dir) if further else None
+    for name, stored, shape in _tensors(model_dir, text.get("num_hidden_layers"), prefix):
         numbers, size = math.prod(shape), _STORED.get(stored, 1)
         if (is_tied and name == "lm_head.weight") or (has_blocks and name.endswith("_scale_inv")):
             in_memory = 0
@@ -160,7 +218,7 @@ def check_fits(need: MemoryNeed, engines: int = 1) -> None:
     available, needed = available_memory(), engines * need.in_memory + OTHER_BYTES
     if needed <= available:
         return
-    parts = f"{need.in_memory / 1e9:.1f} GB of weights"
+    parts = str(need)
     if engines > 1:
         parts += f" in each of {engines} engines"
     if need.unpacked:
@@ -169,6 +227,7 @@ def check_fits(need: MemoryNeed, engines: int = 1) -> None:
         f"The model needs at least {needed / 1e9:.1f} GB of memory ({parts}), and {available / 1e9:.1f} GB are "
         "available. Free memory, raise the limit of the container, or choose a smaller model or one of fewer bits "
         "(--quantization int8, --quantization int4, or a GGUF file of a packed kind)."
+        + (" --speculation text leaves the draft head out." if need.head else "")
     )
 
 
@@ -190,6 +249,9 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
     width = _BYTES[checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype]
     kept = 1 if config.kv_cache_dtype != "auto" else width
     per_token, one_state = kv_numbers(text) * kept, state_bytes(text, width)
+    if eagle_folder(config) is not None or has_mtp(config):
+        kept_states = text.get("hidden_size", 0) * width // config.page_size
+        per_token += kv_numbers({**text, **_ONE_LAYER}) * kept + kept_states
     if is_encoder(check_architecture(checkpoint)):
         per_token = 0
     most = int(min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * available)) * config.mem_fraction_static)
@@ -204,10 +266,9 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
         pool = min(pool, most) if config.max_total_tokens is None else pool
     weights = 0
     if config.load_format != "dummy":
-        weights = memory_need(
-            model_dir, dtype=config.dtype, quantization=config.quantization
-        ).in_memory
-    return config.dp * (weights + pool) + OTHER_BYTES
+        weights = engine_need(config).in_memory
+    sees = why_no_images(model_dir, checkpoint, "cpu") is None
+    return config.dp * (weights + pool) + OTHER_BYTES + sees * config.dp * config.tp * IMAGE_BYTES
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:
@@ -217,9 +278,7 @@ def memory_sentence(config: ServerConfig, available: int) -> str:
         available: bytes that there were when the engine was started.
     """
     try:
-        need = memory_need(
-            Path(config.model_path), dtype=config.dtype, quantization=config.quantization
-        )
+        need = engine_need(config)
     except (ConfigError, OSError):  # its files are gone
         return ""
     return (
@@ -242,7 +301,7 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> Iterator[_Weight
     for entry in gguf_tensors(model_dir) or []:
         numbers = math.prod(entry.shape)
         size = math.prod(entry.shape[:-1]) * entry.row_bytes
-        if quantization == "plain":
+        if quantization == "plain" or is_of_tower(entry):
             yield _Weight(entry.name, numbers, size, numbers * width)
         elif quantization != "auto":
             bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)
@@ -266,13 +325,23 @@ def _rounded_bits(name: str, bits: int, plain: int, *, is_tied: bool) -> int:
     return HEAD_BITS if name in _HEADS else bits
 
 
-def _tensors(model_dir: Path, layers: int | None) -> Iterator[tuple[str, str, list[int]]]:
-    """Yield name, stored dtype and shape of each tensor that is loaded."""
+def _tensors(
+    model_dir: Path, layers: int | None, prefix: str | None
+) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, stored dtype and shape of each tensor that is loaded.
+
+    Args:
+        prefix: of the tensors of the layer that predicts further tokens; None: those of the model.
+    """
     skipped: tuple[str, ...] = _NOT_LOADED
     if why_no_images(model_dir, read_config(model_dir), "cpu") is not None:
         skipped += _TOWERS
     for file in weight_files(model_dir):
         for name, (stored, shape) in read_header(file).items():
+            if prefix is not None:
+                if name.startswith(prefix) and not name.endswith(_COPIES):
+                    yield name, stored, shape
+                continue
             is_tower = any(part in name for part in _TOWERS)
             layer = None if is_tower else _LAYER.search(name)
             if layer is not None and layers is not None and int(layer[1]) >= layers:

@@ -87,7 +87,7 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
 
 class Glm4MoeForCausalLM(CausalLM):
     """The first layers have a dense MLP. The layers behind the last, which predict further tokens,
-    are left out."""
+    are no part of it (:mod:`radixrt.models.mtp`)."""
 
     def attention_options(self, index: int) -> dict[str, Any]:
         norms = self.head_norms() if self.config.use_qk_norm else {}
@@ -128,8 +128,7 @@ class Glm4MoeForCausalLM(CausalLM):
 
 
 class DeepseekV3ForCausalLM(Glm4MoeForCausalLM):
-    """Also R1 and Moonlight. The first layers have a dense MLP. The layers behind the last, which predict further tokens,
-    are left out."""
+    """Also R1 and Moonlight."""
 
     def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:
         return LatentAttention(self.config, index, rotary, self.tp)

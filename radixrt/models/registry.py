@@ -56,6 +56,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "radixrt.models.dense:Qwen2ForCausalLM",
     "Qwen2ForSequenceClassification": "radixrt.models.dense:Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "radixrt.models.vision.qwen:Qwen2_5_VLForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration": "radixrt.models.vision.qwen:Qwen2VLForConditionalGeneration",
     "Qwen2Model": "radixrt.models.dense:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "radixrt.models.dense:Qwen3ForCausalLM",
     "Qwen3ForSequenceClassification": "radixrt.models.dense:Qwen3ForCausalLM",

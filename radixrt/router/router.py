@@ -239,15 +239,18 @@ class Router:
 
     # ------------------------------------------------------------ decisions
 
-    def choose(self, prompt: RoutedPrompt, answers: Mapping[int, int]) -> Candidate:
+    def choose(
+        self, prompt: RoutedPrompt, answers: Mapping[int, int], home: int | None = None
+    ) -> Candidate:
         """The replica with the least cost.
 
         Args:
             answers: of each replica, the sequences that were sent to it and are not complete.
+            home: the replica to choose whatever it costs, if it is there.
         """
         return min(
             self.candidates(prompt, answers),
-            key=lambda found: (found.cost_s, self._replicas[found.replica].chosen),
+            key=lambda one: (one.replica != home, one.cost_s, self._replicas[one.replica].chosen),
         )
 
     def candidates(self, prompt: RoutedPrompt, answers: Mapping[int, int]) -> list[Candidate]:

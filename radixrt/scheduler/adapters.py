@@ -170,8 +170,8 @@ class AdapterRegistry:
         self._orders.append(LoadAdapter(place=place, path=call.path))
 
     def read(self, message: AdapterRead) -> None:
-        """Note the answer of one rank. When all have read the same bytes, the adapter is put into
-        its place."""
+        """Note the answer of one rank. When all have read the same bytes, new requests may use
+        the adapter."""
         load = self._loads[message.place]
         load.ranks_to_read -= 1
         load.error = load.error or message.error
@@ -185,8 +185,6 @@ class AdapterRegistry:
             load.error = "The adapter was replaced while the ranks of --tp read it; load it again."
         if load.error is not None:
             self._free.insert(0, message.place)
-            if load.digests:
-                self._orders.append(PutAdapter(place=message.place, is_wanted=False))
             load.done(RequestError(load.error, param="lora_path"))
             return
         load.done(self._loaded(load, load.digests.pop(), message.place))
@@ -194,8 +192,8 @@ class AdapterRegistry:
     def _loaded(self, load: _Load, digest: str, place: int) -> AdapterInfo:
         call = load.call
         known = self._place_of(digest)
-        self._orders.append(PutAdapter(place=place, is_wanted=known is None))
         if known is None:
+            self._orders.append(PutAdapter(place=place))
             self._take(place, digest, load.invocation)
         else:
             self._free.insert(0, place)

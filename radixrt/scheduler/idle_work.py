@@ -2,7 +2,11 @@
 
 A real request is delayed by at most one step: one idle step is in flight at a time, it is short,
 and the next plan sets the sequence aside if anything else has come. What it has computed stays in
-the tree. Idle steps take at most a share of the time, so that a machine without requests rests.
+the tree.
+
+Prompts that arrive in pieces come first, and are computed as fast as they arrive: this work is only
+done earlier. Prompts that are merely expected take at most a share of the time, so that a machine
+without requests rests.
 """
 
 from collections import OrderedDict
@@ -22,7 +26,7 @@ class IdleWork:
     """The idle sequences that wait, the oldest first, and the one that is in a slot.
 
     Args:
-        share: of the time that idle steps may take; 0: there are none.
+        share: of the time that steps of expected prompts may take; 0: there are no idle steps.
     """
 
     def __init__(self, share: float, clock: Callable[[], float]) -> None:
@@ -62,13 +66,17 @@ class IdleWork:
 
     def next(self) -> Sequence | None:
         """The sequence to compute now; None: there is none, or it is time to rest."""
-        if not self._waiting or self.is_resting:
-            return None
-        return next(iter(self._waiting.values()))
+        waiting = self._waiting.values()
+        first = next(filter(_is_arriving, waiting), None) or next(iter(waiting), None)
+        return None if first is None or self.rests(first) else first
 
-    @property
-    def is_resting(self) -> bool:
-        return self._clock() < self._rests_until
+    def must_yield(self, sequence: Sequence) -> bool:
+        """Whether a sequence that runs makes place for one whose prompt is arriving."""
+        return not _is_arriving(sequence) and any(map(_is_arriving, self._waiting.values()))
+
+    def rests(self, sequence: Sequence) -> bool:
+        """Whether it is too early for the next step of a sequence."""
+        return not _is_arriving(sequence) and self._clock() < self._rests_until
 
     def took(self, seconds: float) -> None:
         """An idle step took this time."""
@@ -76,7 +84,11 @@ class IdleWork:
 
     def seconds_to_rest(self) -> float | None:
         """Time until there is something to do; None: nothing waits for it."""
-        if not self._waiting and self.running is None:
+        if self.next() is not None or (not self._waiting and self.running is None):
             return None
         left = self._rests_until - self._clock()
         return left if left > 0 else None
+
+
+def _is_arriving(sequence: Sequence) -> bool:
+    return sequence.options.idle == "arriving"

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from radixrt.base.config import MIN_RUNNING_REQUESTS, SchedulerSettings, ServerConfig
+from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
+from radixrt.base.settings.scheduling import SchedulerSettings
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.requests import PoolingInfo

@@ -20,20 +20,16 @@ Of the partly computed prompts, those of the tenant with the fewest running sequ
 come first.
 """
 
-import math
-from dataclasses import dataclass, field
-
 import numpy as np
-from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
-from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, KeepState, Prefill, StepPlan
+from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.idle_work import IDLE_STEP_S
+from radixrt.scheduler.plan_builder import Budget, PlanBuilder
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.waiting_queue import choose_victim
 from radixrt.scheduler.radix.node import Match
-from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.state import SchedulerState
 from radixrt.scheduler.step_times import NO_BOUND, StepShape
@@ -49,94 +45,10 @@ NEWCOMERS_SHARE = 0.5
 """Part of the budget for prompts that the first chunks of waiting sequences get beside partly
 computed ones."""
 
+NO_ROWS = StepShape(0, 0)
+
 MIN_CHUNK = 16
 """A chunk is not smaller than this for lack of time if it is the only or the first one."""
-
-
-class Budget:
-    """Tokens and seconds of a step for prompts. What a part spends, the whole spends too.
-
-    >>> step = Budget(512, 0.1)
-    >>> part = step.part(0.25)
-    >>> part.spend(100, 0.01)
-    >>> part.tokens, step.tokens
-    (28, 412)
-    """
-
-    def __init__(self, tokens: int, seconds: float, whole: "Budget | None" = None) -> None:
-        self._tokens = tokens
-        self._seconds = seconds
-        self._whole = whole
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens if self._whole is None else min(self._tokens, self._whole.tokens)
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds if self._whole is None else min(self._seconds, self._whole.seconds)
-
-    @property
-    def is_spent(self) -> bool:
-        return self.tokens <= 0 or self.seconds <= 0
-
-    def part(self, share: float) -> "Budget":
-        """A share of what is left."""
-        return Budget(math.ceil(self.tokens * share), self.seconds * share, self)
-
-    def spend(self, tokens: int, seconds: float) -> None:
-        self._tokens -= tokens
-        self._seconds -= seconds
-        if self._whole is not None:
-            self._whole.spend(tokens, seconds)
-
-
-@dataclass(slots=True)
-class PlanBuilder:
-    """A step plan in the making; see :class:`radixrt.messages.steps.StepPlan` for the fields."""
-
-    shape: StepShape = field(default_factory=lambda: StepShape(0, 0))
-    scored: int = 0
-    """Prompt tokens with log-probabilities."""
-    progress: dict[int, int] = field(default_factory=dict)
-    """See :class:`StepInFlight`."""
-    chunks: dict[int, int] = field(default_factory=dict)
-    """The index in ``prefill`` of the chunk of a slot, by slot."""
-    admit: list[Admit] = field(default_factory=list)
-    block_tables: list[BlockTable] = field(default_factory=list)
-    extend_slots: list[NDArray[np.signedinteger]] = field(default_factory=list)
-    extend_pages: list[Pages] = field(default_factory=list)
-    prefill: list[Prefill] = field(default_factory=list)
-    keep: list[KeepState] = field(default_factory=list)
-
-    def extend(self, slots: NDArray[np.signedinteger], pages: Pages) -> None:
-        if len(pages):
-            self.extend_slots.append(slots)
-            self.extend_pages.append(pages)
-
-    @property
-    def has_work(self) -> bool:
-        return self.shape.rows > 0 or bool(self.prefill)
-
-    def seal(self, step_id: int, release: list[int], draft_saving: float) -> StepPlan:
-        """The finished plan."""
-        slots, pages = _joined(self.extend_slots), _joined(self.extend_pages)
-        if (
-            len(self.extend_slots) > 1
-        ):  # a prompt can get pages twice, and its pages must be adjacent
-            order = np.argsort(slots, kind="stable")
-            slots, pages = slots[order], pages[order]
-        return StepPlan(
-            step_id=step_id,
-            release=release,
-            admit=self.admit,
-            block_tables=self.block_tables,
-            extend_slots=pack_ids(slots),
-            extend_pages=pack_ids(pages),
-            prefill=self.prefill,
-            keep=self.keep,
-            draft_saving=draft_saving,
-        )
 
 
 class Planner:
@@ -161,10 +73,11 @@ class Planner:
         self._state.kv.leases.expire()
         in_flight = self._state.in_flight
         self._state.kv.begin_plan(in_flight.next_id, len(in_flight))
-        if self._state.idle.running is not None:
-            if not (len(self._state.waiting) or self._state.slots.num_used > 1):
-                return self._continue_idle(self._state.idle.running)
-            self._set_aside(self._state.idle.running)
+        if (ahead := self._state.idle.running) is not None:
+            is_alone = not len(self._state.waiting) and self._state.slots.num_used == 1
+            if is_alone and not self._state.idle.must_yield(ahead):
+                return self._continue_idle(ahead)
+            self._set_aside(ahead)
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
@@ -199,12 +112,14 @@ class Planner:
         return self._plan_idle(sequence, builder)
 
     def _continue_idle(self, sequence: Sequence) -> StepPlan | None:
-        if self._state.in_flight or self._state.idle.is_resting:
+        if self._state.in_flight or self._state.idle.rests(sequence):
             return None
         return self._plan_idle(sequence, PlanBuilder())
 
     def _plan_idle(self, sequence: Sequence, builder: PlanBuilder) -> StepPlan:
-        budget = Budget(self._state.limits.max_prefill_tokens, IDLE_STEP_S)
+        times, most = self._state.times, self._state.limits.max_prefill_tokens
+        seconds = min(IDLE_STEP_S, times.max_step_s(NO_ROWS))
+        budget = Budget(min(most, times.most_prefill_tokens()), seconds)
         tokens = self._chunk_within(sequence, builder, budget)
         self._plan_chunk(sequence, builder, max(tokens, 1), budget)
         if sequence.seq_id not in self._prefilling:
@@ -570,7 +485,3 @@ class Planner:
             self._state.kv.leave(sequence, ended=ended)
         else:
             self._state.kv.discard(sequence)
-
-
-def _joined(parts: list[NDArray[np.signedinteger]]) -> NDArray[np.signedinteger]:
-    return np.concatenate(parts) if parts else NO_PAGES

@@ -210,7 +210,8 @@ class SchedulerProcess:
     def _take_over(self, record_fd: int, info: EngineInfo) -> None:
         """Take over the pages of a shared pool that the last engine has left."""
         kv = self.scheduler.state.kv
-        record = open_record(record_fd, info.pool_id, kv.allocator.num_pages, info.page_size)
+        num_pages, num_ranks = kv.allocator.num_pages, len(self._to_workers)
+        record = open_record(record_fd, info.pool_id, num_pages, info.page_size, num_ranks)
         if record is not None and (kept := kv.keep_record(record)):
             log.info("Took over %d tokens of KV from the last engine.", kept * info.page_size)
 
@@ -347,9 +348,9 @@ class SchedulerProcess:
         return stats if self._kv_events is None else self._kv_events.add_stats(stats)
 
     def _seconds_to_next_deadline(self) -> float | None:
-        deadline = self.scheduler.next_deadline()
+        deadline = self.scheduler.open.next_deadline()
         times = [self.scheduler.state.kv.leases.seconds_to_next_expiry()]
-        times.append(self.scheduler.queue_time.seconds_to_next_overdue())
+        times.append(self.scheduler.open.queue_time.seconds_to_next_overdue())
         if not self.scheduler.num_in_flight:
             times.append(self.scheduler.state.idle.seconds_to_rest())
         times.append(None if deadline is None else max(0.0, deadline - time.time()))

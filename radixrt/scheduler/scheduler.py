@@ -8,7 +8,6 @@ planned before the tokens of the step before it are known. A sequence that turns
 has one surplus token in flight, which is dropped.
 """
 
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,15 +41,15 @@ from radixrt.messages.steps import (
 )
 from radixrt.scheduler.adapters import AdapterRegistry
 from radixrt.scheduler.disk.pages import DiskPages
-from radixrt.scheduler.grammar_registry import GrammarRegistry, ImageRegistry
-from radixrt.scheduler.lazy_heap import LazyHeap
+from radixrt.scheduler.disk.ranks import RankAnswers
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.loaded_parts import GrammarRegistry, ImageRegistry
+from radixrt.scheduler.open_sequences import OpenSequences
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.scheduler.queue.wait_forecast import QueueTime, WaitForecast
 from radixrt.scheduler.radix.divergence import RecentFacts
 from radixrt.scheduler.radix.page_allocator import Pages
-from radixrt.scheduler.sequence import NO_SLOT, Groups, Sequence
+from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.shared_answers import SharedAnswers, answer_key
 from radixrt.scheduler.state import SchedulerState, StepInFlight
 
@@ -92,23 +91,20 @@ class Scheduler:
     ) -> None:
         self.state = state = SchedulerState.empty(limits, clock, disk)
         self.grammars = GrammarRegistry(limits.num_ranks)
+        self.images = ImageRegistry(limits.num_ranks)
         self.adapters = AdapterRegistry(
             limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
         )
-        self.images = ImageRegistry(limits.num_ranks)
+        self._moves = RankAnswers(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
-        self.groups = Groups()
-        num_tokens = limits.num_pages * limits.page_size
-        self.answers = SharedAnswers(state.kv, state.counters, clock, 4 * num_tokens)
-        self._sequences: dict[int, Sequence] = {}
         self.admission = Admission(state)
         self.planner = Planner(state, self.admission)
-        self._deadlines: LazyHeap[int] = LazyHeap()
-        """The sequences that have one."""
-        self.waits = WaitForecast(state, self.groups)
-        limit_s = limits.settings.max_queue_seconds or math.inf
-        self.queue_time = QueueTime(limit_s, self.waits, clock)
+        self.open = OpenSequences(
+            state, self.planner, self.admission, self.adapters, (self.grammars, self.images)
+        )
+        num_tokens = limits.num_pages * limits.page_size
+        self.answers = SharedAnswers(state.kv, state.counters, clock, 4 * num_tokens)
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -125,13 +121,6 @@ class Scheduler:
     def num_running(self) -> int:
         return self.state.slots.num_used
 
-    @property
-    def num_set_aside(self) -> int:
-        """Sequences that wait outside the queue, for grammars, images or pages from disk."""
-        reads = self.state.reads
-        loading = self.grammars.num_waiting + self.images.num_waiting
-        return loading + (0 if reads is None else reads.num_waiting)
-
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or return the reason for its refusal."""
         num_prompt = num_ids(request.token_ids) - request.num_output
@@ -144,97 +133,29 @@ class Scheduler:
         num_before, key = request.num_output, answer_key(request)
         if key is not None:
             if self.answers.serve(request, key):
-                self.groups.leave(self.groups.join(request))
+                self.open.pass_by(request)
                 return None
             request = self.answers.resumed(request, key)
-        is_accepted = request.has_begun or self.groups.knows(request)
-        if not is_accepted and (full := self._refuse_beyond_queue(request)):
-            return full
-        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
-        sequence.keeps_images_whole = self.state.limits.whole_images
-        if lost := self.grammars.refuse(sequence) or self.images.refuse(sequence):
-            self.state.counters.refused += 1
-            return lost
-        if (gone := self.adapters.refusal(request.options)) is not None:
-            self.state.counters.refused += 1
-            return SequenceRefused(request.seq_id, gone, 503)
-        wants = request.options.speculation and sequence.max_output > 1
-        sequence.speculates = self.state.limits.speculates and wants
-        if sequence.is_idle and (busy := self.state.idle.refusal(sequence)):
-            self.state.counters.refused += 1
-            return busy
-        is_accepted |= sequence.is_idle
-        if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
-            self.state.counters.refused += 1
-            return late
-        self._sequences[sequence.seq_id] = sequence
-        self.adapters.use(sequence)
-        sequence.group = self.groups.join(request)
-        if not sequence.is_idle:
-            self.queue_time.watch(sequence)
-        if request.options.deadline is not None:
-            self._deadlines.place(sequence.seq_id, request.options.deadline)
+        sequence = self.open.accept(request)
+        if isinstance(sequence, SequenceRefused):
+            return sequence
         if key is not None:
             self.answers.begin(sequence, key, num_before)
-        self._queue_when_ready(sequence)
+        self.open.queue(sequence)
         return None
-
-    def _queue_when_ready(self, sequence: Sequence) -> None:
-        """Queue a sequence whose grammar and images are loaded; keep another one until they
-        are."""
-        if self.grammars.keep_waiting(sequence) or self.images.keep_waiting(sequence):
-            return
-        if sequence.is_idle:
-            self.state.idle.add(sequence)
-        else:
-            self.state.waiting.add(sequence)
-
-    def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
-        """Refuse a sequence if as many wait as may."""
-        most = self.state.limits.settings.max_queued_requests
-        num_waiting = len(self.state.waiting) + self.num_set_aside + self.groups.num_to_come
-        if num_waiting < most or self.state.waiting.has_place_for(request.options.tenant, most):
-            return None
-        self.state.counters.refused += 1
-        message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
-        return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())
-
-    def refuse_overdue(self) -> list[SequenceRefused]:
-        """Drop the sequences that have waited for --max-queue-seconds, with their groups."""
-        refused = []
-        for sequence, refusal in self.queue_time.overdue():
-            self._remove(sequence)
-            refused.append(refusal)
-        return self._all_refused(refused)
-
-    def _all_refused(self, refused: list[SequenceRefused]) -> list[SequenceRefused]:
-        """Refusals of sequences, and of those that share them."""
-        self.state.counters.refused += len(refused)
-        return self.answers.copy_to_subscribers(TokenBatch(refused=refused)).refused
 
     def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar or an image, or refuse them."""
         registry = self.images if isinstance(message, ImageLoaded) else self.grammars
-        refused = []
-        for sequence in registry.loaded(message):
-            if (lost := registry.refusal(sequence.seq_id, message.key)) is None:
-                self._queue_when_ready(sequence)
-            else:
-                self._forget(sequence)
-                refused.append(lost)
-        return self._all_refused(refused)
+        return self._all_refused(self.open.loaded(registry, message))
 
-    def _retry_after_s(self) -> int:
-        """An estimate of the time until the running answers have ended: mean step time times mean
-        answer length."""
-        steps = self.state.counters.steps
-        mean_step_s = self.state.counters.step_seconds.total / steps if steps else 0.1
-        mean_output = self.state.outputs.mean()
-        if mean_output is None:
-            mean_output = sum(s.max_output / 2 for s in self.state.slots.running()) / max(
-                1, self.num_running
-            )
-        return max(1, min(60, round(mean_step_s * mean_output)))
+    def refuse_overdue(self) -> list[SequenceRefused]:
+        """Drop the sequences that have waited for --max-queue-seconds, with their groups."""
+        return self._all_refused(self.open.end_overdue())
+
+    def _all_refused(self, refused: list[SequenceRefused]) -> list[SequenceRefused]:
+        """Refusals of sequences, and of those that share them."""
+        return self.answers.copy_to_subscribers(TokenBatch(refused=refused)).refused
 
     def release(self, seq_ids: Pages, *, complete: bool = False) -> None:
         """Drop sequences whose clients want no more tokens. Unknown ids are ignored.
@@ -244,7 +165,7 @@ class Scheduler:
         """
         for seq_id in seq_ids.tolist():
             ends = self.answers.leave(seq_id)
-            sequence = None if ends is None else self._sequences.get(ends)
+            sequence = None if ends is None else self.open.get(ends)
             if sequence is None:
                 continue
             if complete:
@@ -252,7 +173,7 @@ class Scheduler:
                 self.answers.keep(sequence, None)
             else:
                 self.state.counters.aborted += 1
-            self._remove(sequence)
+            self.open.end(sequence)
             self.answers.end(sequence.seq_id)
 
     def forget_all(self) -> list[int]:
@@ -263,7 +184,7 @@ class Scheduler:
             the ids of the sequences
         """
         self.answers.forget_clients()
-        seq_ids = list(self._sequences)
+        seq_ids = self.open.ids()
         self.release(np.array(seq_ids, dtype=np.int32))
         self.grammars.drop_all()
         self.images.drop_all()
@@ -280,19 +201,11 @@ class Scheduler:
         """
         self.state.kv.leases.expire()
         dropped: dict[int, AnswerReport] = {}
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            sequence = self._sequences[self._deadlines.first()]
+        while (sequence := self.open.end_expired(now)) is not None:
             self.state.counters.aborted += 1
             dropped[sequence.seq_id] = sequence.end("abort", self.state.clock())
-            self._remove(sequence)
             self.answers.end(sequence.seq_id)
         return dropped
-
-    def next_deadline(self) -> float | None:
-        """Unix time of the earliest deadline."""
-        if not len(self._deadlines):
-            return None
-        return self._sequences[self._deadlines.first()].options.deadline
 
     def flush_cache(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their
@@ -304,28 +217,6 @@ class Scheduler:
         """End a session: the KV that it alone has used is evicted first. Returns the number of its
         tokens."""
         return self.state.kv.sessions.release(session, root) * self.state.limits.page_size
-
-    def _remove(self, sequence: Sequence) -> None:
-        """Drop a sequence that waits or runs."""
-        self._forget(sequence)
-        reads = self.state.reads
-        if self.grammars.stop_waiting(sequence) or self.images.stop_waiting(sequence):
-            return
-        if reads and reads.stop_waiting(sequence):
-            return
-        if sequence.slot == NO_SLOT:
-            self.state.waiting.remove(sequence.seq_id)
-            self.state.idle.remove(sequence.seq_id)
-        else:
-            self.planner.leave(sequence)
-
-    def _forget(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.seq_id]
-        self.answers.close_to_new(sequence.seq_id)
-        self._deadlines.discard(sequence.seq_id)
-        self.queue_time.forget(sequence.seq_id)
-        self.groups.leave(sequence.group)
-        self.adapters.leave(sequence)
 
     # ------------------------------------------------------------ steps
 
@@ -436,11 +327,13 @@ class Scheduler:
     def _learn_wait(self, sequence: Sequence, report: AnswerReport) -> None:
         own_tokens = report.prompt_tokens - report.cached_tokens
         own_s = own_tokens * self.state.times.seconds_per_prompt_token
-        self.waits.observe(sequence.forecast_wait_s, report.queued_s + report.prefill_s - own_s)
+        self.open.waits.observe(
+            sequence.forecast_wait_s, report.queued_s + report.prefill_s - own_s
+        )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> AnswerReport:
         self._count_finish(sequence)
-        self._remove(sequence)
+        self.open.end(sequence)
         report = sequence.end(reason, self.state.clock(), token)
         self.answers.keep(sequence, report)
         return report
@@ -467,7 +360,7 @@ class Scheduler:
         shape = step.shape._replace(rows=max(0, tokens + drafted - accepted - deferred))
         step_s = result.step_s if shape.rows + shape.tokens else 0.0  # it has only sampled
         self.state.times.observe(shape, step_s, tokens, has_drafts=drafted > 0, scored=step.scored)
-        self.waits.observe_step(step.shape.rows, result.step_s)
+        self.open.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 
@@ -512,8 +405,7 @@ class Scheduler:
         """End a sequence that the model cannot continue. Its KV may be the cause, so it is not
         kept."""
         self.state.counters.aborted += 1
-        self._forget(sequence)
-        self.planner.leave(sequence, keep_kv=False)
+        self.open.end(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
     # ------------------------------------------------------------ orders for the workers
@@ -539,13 +431,15 @@ class Scheduler:
         return orders + reads.take_orders()
 
     def moved(self, message: PagesWritten | PagesRead) -> None:
-        """Take the answer to an order of :meth:`take_moves`."""
+        """Take a rank's answer to an order of :meth:`take_moves`."""
         disk, reads = self.state.kv.disk, self.state.reads
         assert disk is not None and reads is not None
-        if isinstance(message, PagesWritten):
-            disk.written(message)
+        if (answer := self._moves.add(message)) is None:
             return
-        for sequence in reads.read(message):
+        if isinstance(answer, PagesWritten):
+            disk.written(answer)
+            return
+        for sequence in reads.read(answer):
             self.state.waiting.add(sequence, retracted=True)
 
     # ------------------------------------------------------------ inspection

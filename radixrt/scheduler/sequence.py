@@ -137,7 +137,7 @@ class Sequence:
         self.second_segment_start = request.second_segment_start
         self.messages_end = request.messages_end
         self.prediction = request.prediction
-        self.is_idle = request.options.idle
+        self.is_idle = bool(request.options.idle)
         """It is computed only while nothing else waits or runs."""
         self.speculates = False
         """Its tokens are drafted."""

@@ -298,14 +298,6 @@ class SharedAnswers:
         if (shared := self._by_seq_id.get(seq_id)) is not None:
             self._end(shared)
 
-    def close_to_new(self, seq_id: int) -> None:
-        """No further request subscribes to a sequence."""
-        shared = self._by_seq_id.get(seq_id)
-        if shared is None or shared.key_in_flight is None:
-            return
-        if self._in_flight.get(shared.key_in_flight) is shared:
-            del self._in_flight[shared.key_in_flight]
-
     def forget_clients(self) -> None:
         """The clients of all sequences are gone. Finished answers stay."""
         self._in_flight.clear()
@@ -320,6 +312,9 @@ class SharedAnswers:
     def _end(self, shared: _Shared) -> None:
         for seq_id in (shared.sequence.seq_id, *shared.subscribers):
             self._by_seq_id.pop(seq_id, None)
+        in_flight = shared.key_in_flight
+        if in_flight is not None and self._in_flight.get(in_flight) is shared:
+            del self._in_flight[in_flight]
 
     def _drop(self, key: bytes) -> None:
         if (answer := self._finished.pop(key, None)) is not None:

@@ -169,7 +169,6 @@ class Engine:
         """Whether KV may outlive the workers."""
         return (
             self._max_deaths > 1
-            and self.config.tp == 1
             and self.config.shared_kv_pool != "off"
             and hasattr(os, "memfd_create")
         )
@@ -183,7 +182,7 @@ class Engine:
         kept: KeptMemory | None = None,
     ) -> None:
         start = self._launcher.start
-        fd = None if kept is None else kept.fd(module)
+        fd = None if kept is None else kept.fd(name or module)
         if fd is not None:
             arguments += ("--kept-fd", str(fd))
         child = start(
@@ -325,7 +324,7 @@ class Engine:
         self._tokenizer_at = time.monotonic() + self.deaths.delay_s
         if members is self.children:
             for replica in self.replicas:
-                if not is_trusted_after(dead, self.deaths.count):
+                if not is_trusted_after(members, self.deaths.count):
                     replica.kept.drop()
                 self._begin_start(replica)
                 replica.restart_at = self._tokenizer_at
@@ -341,7 +340,7 @@ class Engine:
             log.warning("Replica %d has drained.", dead.replica)
         else:
             self._count_death(dead, replica, members)
-        if replica.is_drained or not is_trusted_after(dead, replica.deaths.count):
+        if replica.is_drained or not is_trusted_after(members, replica.deaths.count):
             replica.kept.drop()
         self._begin_start(replica)
         self.publish()  # first: its requests go on now

@@ -21,7 +21,7 @@ from radixrt.models.checkpoint import (
     served_context_length,
     unreadable,
 )
-from radixrt.models.memory_need import check_fits, loads_weights, memory_need
+from radixrt.models.memory_need import check_fits, engine_need, loads_weights
 from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.served_models import are_several, served_models
@@ -48,14 +48,16 @@ def prepare(config: ServerConfig) -> ServerConfig:
         config.model_path,
         with_weights=has_engine,
         check_room=in_memory and config.quantization == "auto",
+        mmproj=config.mmproj,
     )
     try:
         model_config = check_checkpoint(
             model_dir, config.load_format if has_engine else "dummy", config.quantization
         )
         if in_memory:
-            need = memory_need(model_dir, dtype=config.dtype, quantization=config.quantization)
-            check_fits(need, config.dp)
+            check_fits(
+                engine_need(dataclasses.replace(config, model_path=str(model_dir))), config.dp
+            )
         pooling = read_pooling(model_dir, model_config)
         served_context_length(model_config, config.context_length)
         check_ranks(model_config, config.tp)

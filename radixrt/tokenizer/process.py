@@ -53,6 +53,7 @@ from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import MAX_BYTES, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.images.decoding import ImageLimits
+from radixrt.tokenizer.images.fetching import ImageFetcher
 from radixrt.tokenizer.images.places import ImagePlacer
 from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.in_flight import InFlightAnswers
@@ -65,7 +66,7 @@ from radixrt.tokenizer.prompt.prompts import (
 )
 from radixrt.tokenizer.receipts import ReceiptMaker
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
-from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
+from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers, shared_by
 from radixrt.tokenizer.trial import try_tokenizer
 from radixrt.tokenizer.vocabulary import MAX_THREADS, Vocabulary
 
@@ -119,6 +120,8 @@ class TokenizerProcess:
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait in the queue."""
         self._queue = FairQueue()
+        hosts = (config.allow_image_hosts or "").split()
+        self._fetcher = ImageFetcher(hosts, config.max_image_mib << 20)
         self._is_ready = False
         self._heartbeat = Heartbeat(channels.heartbeat_file("tokenizer"))
 
@@ -202,6 +205,7 @@ class TokenizerProcess:
 
     def close(self) -> None:
         self._queue.close()
+        self._fetcher.close()
         for channel in (self._from_api, self._schedulers, self._to_api):
             channel.close()
 
@@ -251,9 +255,10 @@ class TokenizerProcess:
 
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
-        size = size_in_chars(request.prompt) + len(request.prediction)
         tenant = request.options.tenant
         try:
+            request = await self._fetcher.filled(request)
+            size = size_in_chars(request.prompt) + len(request.prediction)
             encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
             compiled: Compiled | None = None
             grammar_s = 0.0
@@ -347,7 +352,8 @@ class TokenizerProcess:
             grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids, key_ids = pack_ids(token_ids), encoded.prompt.key_ids
         keys = encoded.prompt.keys
-        scheduler = self._schedulers.choose(keys, request.options.root)
+        alike = shared_by(request, grammar)
+        scheduler = self._schedulers.choose(keys, request.options.root, alike)
         pictures = {one.key: one for one in encoded.prompt.pictures}
         scheduler.images.check_room(pictures.values())
         prompt_info = self._prompt_info(encoded, packed_ids)

@@ -3,9 +3,11 @@ machines, with the router that chooses between them."""
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +32,7 @@ from radixrt.messages.calls import (
     PinCall,
     ReleaseCacheCall,
 )
+from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.links import ToTokenizerFromScheduler
 from radixrt.messages.replicas import (
@@ -39,6 +42,7 @@ from radixrt.messages.replicas import (
     ReplicaDrained,
     ReplicaReport,
 )
+from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.router.router import RoutedPrompt, Router
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
@@ -48,6 +52,9 @@ log = logging.getLogger(__name__)
 
 LAST_MESSAGE_S = 0.05
 """Time in which the last message of a replica that is gone is read; it has arrived."""
+
+MAX_HOMES = 4096
+"""Requests whose replicas are remembered, so that equal ones find their answers there."""
 
 
 class SchedulerLink:
@@ -142,6 +149,8 @@ class Schedulers:
             latest = channels.of_replica(0, supervisor.status.starts.get(0, 0))
             self.links[0] = SchedulerLink(latest, supervisor)
         self._router: Router | None = None
+        self._homes: OrderedDict[bytes | None, int] = OrderedDict()
+        """The replicas of the last requests that share their answers, by digest."""
         self._first: EngineInfo | None = None
         self._ready, self._joined = asyncio.Event(), asyncio.Event()
         self._dropped_frames = 0
@@ -166,14 +175,28 @@ class Schedulers:
         if not self.links:
             await self._joined.wait()
 
-    def choose(self, token_ids: PackedIds, root: CacheRoot) -> SchedulerLink:
-        """The scheduler for the answers of a request. One must live."""
+    def choose(
+        self, token_ids: PackedIds, root: CacheRoot, shared_by: object = None
+    ) -> SchedulerLink:
+        """The scheduler for the answers of a request. One must live.
+
+        Args:
+            shared_by: see :func:`shared_by`: requests that share an answer go to one replica.
+        """
         if not self._is_routed:
             return self.links[0]
         router = self._router_of_all()
         prompt = RoutedPrompt.from_tokens(token_ids, root, router.page_size)
         answers = {replica: link.num_open for replica, link in self.links.items()}
-        chosen = router.choose(prompt, answers)
+        key = None
+        if shared_by is not None:
+            parts = msgspec.msgpack.encode((token_ids, root, shared_by))
+            key = hashlib.blake2b(parts, digest_size=16).digest()
+        chosen = router.choose(prompt, answers, self._homes.pop(key, None))
+        if key is not None:
+            self._homes[key] = chosen.replica
+            if len(self._homes) > MAX_HOMES:
+                self._homes.popitem(last=False)
         link = self.links[chosen.replica]
         router.send(prompt, chosen, link.num_sequences + 1)
         return link
@@ -420,3 +443,12 @@ class ReplicaCalls:
                 self._leases[value["lease"]] = (link.replica, now + call.ttl_s)
             case ReleaseCacheCall():
                 self._leases.pop(call.lease, None)
+
+
+def shared_by(request: GenerateRequest, grammar: GrammarUse | None) -> object:
+    """What equal requests that share their answers have in common beside their prompt, whatever
+    ``max_tokens`` is; None: the request shares none."""
+    if not request.options.shares_answers:
+        return None
+    sampling = replace(request.sampling, max_tokens=None)
+    return request.options.tenant.name, sampling, grammar

@@ -317,9 +317,12 @@ class Vocabulary:
             check_length: gets the number of tokens before they are copied.
         """
         ids = encode_aside(self.backend, text, add_special_tokens, check_length)
-        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
-            return ids[1:]
-        return ids
+        return ids[self.surplus_at_start(ids) :] if add_special_tokens else ids
+
+    def surplus_at_start(self, ids: Sequence[int]) -> int:
+        """1 where a text begins with a beginning-of-sequence token, and the tokenizer has added
+        another; else 0."""
+        return int(len(ids) > 1 and ids[0] == ids[1] == self._bos_id)
 
     def encode_cut(self, text: str, add_special_tokens: bool, max_tokens: int) -> list[int]:
         """The same as :meth:`encode`, with the end of the text cut off beyond ``max_tokens``;

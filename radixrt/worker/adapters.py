@@ -12,9 +12,8 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.settings.adapters import named_adapters
 from radixrt.layers.kernels.interface import LayerKernels
-from radixrt.layers.kernels.native import NativeKernels
-from radixrt.messages.adapters import AdapterInfo, AdapterRead, LoadAdapter, PutAdapter
-from radixrt.models.adapters import Adapter, ModelAdapters
+from radixrt.messages.adapters import AdapterInfo, AdapterRead, LoadAdapter
+from radixrt.models.adapters import ModelAdapters
 from radixrt.models.decoder import CausalLM
 
 log = logging.getLogger(__name__)
@@ -30,29 +29,27 @@ class AdapterLoader:
     def __init__(self, adapters: ModelAdapters, report: Callable[[AdapterRead], None]) -> None:
         self.adapters = adapters
         self._report = report
-        self._read: dict[int, Adapter] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
     def load(self, message: LoadAdapter) -> None:
-        """Begin to read an adapter."""
+        """Begin to read an adapter and to write it into its place."""
         self._thread.submit(self._load, message)
 
-    def put(self, message: PutAdapter) -> bool:
-        """Put an adapter that was read into its place, or drop it; returns whether layers have
-        adapters now that had none."""
-        adapter = self._read.pop(message.place)
-        return message.is_wanted and self.adapters.put(message.place, adapter)
+    def put(self) -> bool:
+        """Let the layers compute with the adapters that are written; returns whether some have other
+        stacks now."""
+        return self.adapters.attach()
 
     def _load(self, message: LoadAdapter) -> None:
         try:
             adapter = self.adapters.read(Path(message.path))
+            self.adapters.write(message.place, adapter)
         except ConfigError as error:
             self._report(AdapterRead(place=message.place, error=str(error)))
         except Exception as error:  # a defect; the engine goes on without the adapter
             log.exception("An adapter could not be read.")
             self._report(AdapterRead(place=message.place, error=f"Unexpected error: {error!r}"))
         else:
-            self._read[message.place] = adapter
             self._report(
                 AdapterRead(
                     place=message.place, digest=adapter.digest, invocation=adapter.invocation
@@ -66,17 +63,17 @@ def make_adapters(
     """Places for adapters; None where the settings want none.
 
     Raises:
-        ConfigError: adapters are not served on this device.
+        ConfigError: there are no kernels for adapters.
     """
     places = config.num_adapter_places
     if not places:
         return None
-    if not isinstance(kernels, NativeKernels):
+    if kernels.lora is None:
         raise ConfigError(
-            "LoRA adapters are computed by the native kernels of the CPU, and not yet on a GPU: serve with --device cpu, or "
-            "merge the adapter into the checkpoint."
+            "LoRA adapters are computed by the native kernels of the CPU, which are missing here, or by Triton on a GPU: "
+            "build the kernels (make kernels), or merge the adapter into the checkpoint."
         )
-    return ModelAdapters(model, places, config.max_lora_rank)
+    return ModelAdapters(model, places, config.max_lora_rank, kernels.lora)
 
 
 def load_at_start(

@@ -70,7 +70,7 @@ class StepInputs:
     starts: NDArray[np.int64]  # [sequences] positions of their first tokens
     adapters: (
         torch.Tensor | None
-    )  # [num_tokens] int64, the place of each row's adapter; None: no row has one
+    )  # [num_tokens] int64 on the device, the place of each row's adapter; None: no row has one
     images: list[ImagePart]
 
 
@@ -301,8 +301,9 @@ class PersistentBatch:
         if any(runs.num_drafts):
             sampling, drafted = with_draft_rows(sampling, runs)
         sampling_slots, sampling_rows, sampling_positions = sampling
+        adapters = self._adapters_of_rows(sequences[0], step)
         graph_rows = None
-        if self._graph_rows is not None and not known_tokens:
+        if self._graph_rows is not None and not known_tokens and adapters is None:
             graph_rows = self._graph_rows(len(decoding))
         if graph_rows is not None:
             step = step.padded(graph_rows, self._spare_page)
@@ -342,7 +343,7 @@ class PersistentBatch:
             runs=runs,
             slots=sequences[0],
             starts=sequences[1],
-            adapters=self._adapters_of_rows(sequences[0], step),
+            adapters=adapters,
             images=images,
         )
 
@@ -354,7 +355,7 @@ class PersistentBatch:
         places = np.repeat(self.adapters[slots], lengths)
         works = step.positions >= np.repeat(self.adapter_from[slots], lengths)
         places = np.where(works, places, self._num_adapters)
-        return torch.from_numpy(places) if (places != self._num_adapters).any() else None
+        return self._device.upload(places)[0] if (places != self._num_adapters).any() else None
 
     def record(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep the sampled ``tokens`` of ``slots``, both [rows] on the device, as the next

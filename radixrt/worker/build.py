@@ -10,23 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-import radixrt_kernels
 from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.flashinfer import lacks_kernels
 from radixrt.attention.kv_spec import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.base.config import MAX_RUNNING_REQUESTS, MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
-from radixrt.constrained.bitmask import bitmask_words
 from radixrt.device.device import Device
-from radixrt.device.machine import bind, num_cores, numa_nodes, place_of, usable_cpus
 from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.mlp import count_tokens
@@ -35,9 +29,7 @@ from radixrt.layers.weights import weight_bytes
 from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarLoaded
-from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.images import VisionInfo
-from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.models.checkpoint import (
     generation_config,
     read_config,
@@ -51,12 +43,7 @@ from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
 from radixrt.worker.drafts.head_choice import load_draft_head, speculation_of
 from radixrt.worker.drafts.head_pages import head_specs
-from radixrt.worker.fingerprint import (
-    begin_weights_digest,
-    kv_parts,
-    machine_parts,
-    stats_of_files,
-)
+from radixrt.worker.fingerprint import begin_weights_digest, kv_parts, machine_parts, stats_of_files
 from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
@@ -64,60 +51,19 @@ from radixrt.worker.kv.pool import (
     kept_states,
     pool_pages,
     pool_tokens,
+    shared_bytes,
     state_rows,
 )
 from radixrt.worker.kv.shared_memory import SharedMemory, wants_shared_memory
-from radixrt.worker.kv.states import SlotStates, state_bytes
+from radixrt.worker.kv.states import SlotStates, shared_state_bytes, state_bytes
 from radixrt.worker.pooling import EncoderRunner, Pooler
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
-from radixrt.worker.sampling.matchers import TokenMask
-from radixrt.worker.sampling.restrictions import ALL_TOKENS
-from radixrt.worker.sampling.sampler import fastest_draw, sample
-from radixrt.worker.sampling.state import SamplingState
+from radixrt.worker.threads import use_fitting_threads
+from radixrt.worker.trial_run import try_largest_prompts, try_largest_step
 
 log = logging.getLogger(__name__)
-
-SMALL_MODEL_BYTES = 64 << 20
-
-
-def use_fitting_threads(wanted: int | None, weight_bytes: int) -> None:
-    """Set the number of threads of PyTorch and of the native kernels, which take turns on the same
-    cores.
-
-    Small models get one: waking more costs more than they save, and the other processes need cores
-    too. The built-in model on two quiet cores, against two threads: one stream 1.4 times as fast,
-    16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times. (Measured
-    with PyTorch's kernels.)
-    """
-    if wanted is not None:
-        use_threads(wanted)
-    elif weight_bytes < SMALL_MODEL_BYTES:
-        use_threads(1)
-    else:
-        use_threads(torch.get_num_threads())
-
-
-def take_share(config: ServerConfig, rank: int, replica: int) -> None:
-    """Take this worker's share of the processors: of a NUMA node with ``--numa``, otherwise of all
-    threads. Call before weights are loaded: memory is taken where it is first written."""
-    index, count = replica * config.tp + rank, max(1, config.dp) * config.tp
-    if not config.numa:
-        torch.set_num_threads(max(1, torch.get_num_threads() // count))
-        return
-    place = place_of(index, count, numa_nodes(usable_cpus()))
-    bind(place)
-    use_threads(num_cores(place.cpus))
-    log.info("Bound to the NUMA nodes %s: %d processors.", list(place.nodes), len(place.cpus))
-
-
-def use_threads(count: int) -> None:
-    """Let PyTorch and the native kernels compute with ``count`` threads."""
-    torch.set_num_threads(count)
-    if radixrt_kernels.native is not None:
-        radixrt_kernels.native.set_num_threads(count)
-
 
 TOKENS_PER_REQUEST = 1024
 """Tokens of the KV pool for each sequence that may run, unless the user sets their number."""
@@ -159,8 +105,8 @@ def build_runner(
     """
     _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
-    names_kv = config.cache_dir is not None or (config.receipts and tp.rank == 0)
-    weights = begin_weights_digest(config) if names_kv else None
+    names_kv = config.cache_dir is not None or config.receipts
+    weights = begin_weights_digest(config) if names_kv and tp.rank == 0 else None
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     adapters = make_adapters(config, model, kernels)
@@ -171,7 +117,7 @@ def build_runner(
     if one_state and config.cache_dir is not None:
         raise ConfigError(
             f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
-            "leave it out."
+            "leave it out (--shared-kv-pool keeps them when a worker dies)."
         )
     head = load_draft_head(config, model, info, kernels)
     info = replace(info, speculation=speculation_of(config, info.device, head))
@@ -180,8 +126,16 @@ def build_runner(
         info = replace(info, weight_bytes=info.weight_bytes + weight_bytes(head))
         specs = head_specs(head, config.page_size, setup.kv_dtype)
         setup = dataclasses.replace(setup, head_specs=specs)
-    setup = _with_rows(setup, config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
+    shared = None
+    if kept_fd >= 0 and may_share_pool(config, device):
+        live = kv_parts(config, model, setup, backend_name, stats_of_files(config), {})
+        shared = SharedMemory(kept_fd, live, tp)
+    kept_pages, kept_slots = (0, 0) if shared is None else (shared.num_pages, shared.num_slots)
+    if kept_slots:
+        setup = dataclasses.replace(setup, max_rows=kept_slots)
+    else:
+        setup = _with_rows(setup, config, tp, one_state)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
@@ -202,18 +156,15 @@ def build_runner(
     parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
-    shared = None
-    if kept_fd >= 0 and may_share_pool(config, device, tp, one_state):
-        live = kv_parts(config, model, setup, backend_name, stats_of_files(config), {})
-        shared = SharedMemory(kept_fd, live)
-    kept_pages = 0 if shared is None else shared.num_pages
     pages = kept_pages or _pool_pages(config, setup, tp, longest, one_state)
+    num_kept = kept_states(setup, pages, one_state) if one_state else 0
+    state_specs = model.state_specs() if one_state else []
+    if shared is not None:
+        of_states = shared_state_bytes(state_specs, setup.max_rows, num_kept)
+        shared.begin(pages, setup.max_rows, shared_bytes(setup, pages) + of_states)
     pool = KVPool(setup, pages, shared=shared)
     adapter_loader = None if adapters is None else AdapterLoader(adapters, report)
-    states, num_kept = None, 0
-    if one_state:
-        num_kept = kept_states(setup, pages, one_state)
-        states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
+    states = SlotStates(state_specs, setup.max_rows, num_kept, shared) if one_state else None
     images = None
     if info.vision is not None and (reason := _why_no_images_here(info.vision, setup)):
         info = replace(info, vision=None, why_no_images=reason)
@@ -235,9 +186,7 @@ def build_runner(
     )
 
 
-def may_share_pool(
-    config: ServerConfig, device: Device, tp: TensorParallel, one_state: int
-) -> bool:
+def may_share_pool(config: ServerConfig, device: Device) -> bool:
     """Whether the KV pool outlives this worker.
 
     Raises:
@@ -245,16 +194,9 @@ def may_share_pool(
     """
     if config.shared_kv_pool == "off":
         return False
-    if is_gpu(device) or tp.size > 1 or one_state:
+    if is_gpu(device):
         if config.shared_kv_pool == "on":
-            what = (
-                "on a GPU"
-                if is_gpu(device)
-                else "with --tp"
-                if tp.size > 1
-                else "for models with recurrent layers"
-            )
-            raise ConfigError(f"--shared-kv-pool on: not yet {what}; leave it out.")
+            raise ConfigError("--shared-kv-pool on: not yet on a GPU; leave it out.")
         return False
     if not wants_shared_memory(config):
         log.info(
@@ -488,123 +430,3 @@ def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:
     if unknown:
         log.warning("Ignored end tokens %s: the vocabulary has %d tokens.", unknown, vocab_size)
     return tuple(token for token in token_ids if token not in unknown)
-
-
-DEAREST_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
-"""Sorts every row."""
-
-OTHER_SAMPLING = SamplingParams(
-    temperature=1.0,
-    seed=0,
-    repetition_penalty=1.1,
-    presence_penalty=0.5,
-    frequency_penalty=0.5,
-    logit_bias={0: -1.0},
-    logprobs=1,
-)
-"""Sampling settings that need further kernels, which the steps before have not called."""
-
-
-def try_largest_step(parts: RunnerParts, context_length: int) -> None:
-    """Run the largest step, a decode step and a small one, so that torch and the libraries allocate
-    all memory that steps need, and compile or load every kernel.
-
-    The device memory that is free afterwards is available for the KV pool.
-
-    Raises:
-        ConfigError: the step does not fit into the memory, or a kernel is missing.
-    """
-    plan = largest_step(parts.config, parts.setup.max_rows, context_length)
-    decode = StepPlan(step_id=1)  # of every slot: it loads the decode kernels
-    try:
-        runner = ModelRunner(parts, KVPool(parts.setup, num_pages(plan), one_for_all=True))
-        runner.step(plan)
-        runner.step(decode)
-        runner.step(small_step(plan))
-        runner.collect()
-        draw_every_way(parts.model.vocab_size, parts.setup.device)
-    except torch.OutOfMemoryError as error:
-        raise _too_large(parts.config, parts.setup.max_rows, error) from error
-    except RuntimeError as error:
-        explained = lacks_kernels(error)
-        if explained is None:
-            raise
-        raise explained from error
-
-
-@torch.inference_mode()
-def draw_every_way(vocab_size: int, device: Device) -> None:
-    """Draw a token with penalties, a bias and log-probabilities, under a mask: Triton compiles a
-    kernel at its first call, which would stop the serving loop for seconds."""
-    state = SamplingState(2, vocab_size, device=device)
-    token_ids = np.zeros(2, dtype=np.int32)
-    state.admit(0, DEAREST_SAMPLING, token_ids, 1)
-    state.admit(1, OTHER_SAMPLING, token_ids, 1)
-    logits = torch.zeros((2, vocab_size), dtype=torch.float32, device=device.torch_device)
-    (positions,) = device.upload(np.full(2, len(token_ids)))
-    everything = np.full((1, bitmask_words(vocab_size)), ALL_TOKENS, dtype=np.int32)
-    mask = TokenMask(rows=np.array([1]), bits=everything)
-    sampled = sample(state, logits, [0, 1], positions, mask, fastest_draw(device.torch_device))
-    device.download(sampled.tensors()).wait()
-
-
-def largest_step(config: ServerConfig, slots: int, context_length: int) -> StepPlan:
-    """A step as large as the scheduler ever plans one, in memory: every slot samples, and the
-    prefill budget is spent."""
-    length = min(max(1, context_length - 1), math.ceil(config.prefill_budget("cuda") / slots) + 1)
-    pages = math.ceil((length + 1) / config.page_size)  # a decode step may follow
-    prompt = pack_ids(np.zeros(length, dtype=np.int32))
-    admit, prefill = [], []
-    for slot in range(slots):
-        own = pack_ids(range(slot * pages, (slot + 1) * pages))
-        admit.append(Admit(slot, prompt, 0, own, DEAREST_SAMPLING, 0))
-        prefill.append(Prefill(slot, 0, length))
-    return StepPlan(step_id=0, admit=admit, prefill=prefill)
-
-
-def small_step(largest: StepPlan) -> StepPlan:
-    """The first two tokens of a prompt alone. No row samples, and attention may have another kernel
-    than in the largest step: on Hopper FA2 in place of FA3."""
-    first = largest.admit[0]
-    prompt = pack_ids(np.zeros(3, dtype=np.int32))
-    return StepPlan(
-        step_id=2,
-        release=[admit.slot for admit in largest.admit],
-        admit=[Admit(first.slot, prompt, 0, first.pages, DEAREST_SAMPLING, 0)],
-        prefill=[Prefill(first.slot, 0, 2)],
-    )
-
-
-def try_largest_prompts(runner: EncoderRunner, config: ServerConfig, context_length: int) -> None:
-    """Run the largest step of an encoder: as many prompts of the whole context as the prefill
-    budget has, or one.
-
-    Raises:
-        ConfigError: the step does not fit into the memory.
-    """
-    count = max(1, config.prefill_budget("cuda") // context_length)
-    lengths = [max(1, context_length - (slot > 0)) for slot in range(count)]  # unequal: with a mask
-    prompts = [pack_ids(np.zeros(length, dtype=np.int32)) for length in lengths]
-    admit = [Admit(slot, ids, 0, b"", PREFILL_ONLY, 0) for slot, ids in enumerate(prompts)]
-    prefill = [Prefill(slot, 0, length) for slot, length in enumerate(lengths)]
-    try:
-        runner.step(StepPlan(step_id=0, admit=admit, prefill=prefill))
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"{count} prompts of --context-length {context_length} (--max-prefill-tokens {config.prefill_budget('cuda')}) do not "
-            f"fit into the memory that the weights leave: lower one of the two. ({error})"
-        ) from error
-
-
-def num_pages(plan: StepPlan) -> int:
-    """Pages that a plan's sequences have."""
-    return sum(num_ids(admit.pages) for admit in plan.admit)
-
-
-def _too_large(config: ServerConfig, slots: int, error: torch.OutOfMemoryError) -> ConfigError:
-    """The error for a step that does not fit."""
-    return ConfigError(
-        f"A step of --max-prefill-tokens {config.prefill_budget('cuda')} and --max-running-requests "
-        f"{slots} does not fit into the memory that the weights leave: lower one of them, or spread "
-        f"the model over more GPUs with --tp. ({error})"
-    )

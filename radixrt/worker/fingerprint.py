@@ -24,7 +24,7 @@ from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.models.checkpoint import weight_files
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
-from radixrt.worker.drafts.head_choice import head_folder
+from radixrt.models.head_files import eagle_folder
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +113,10 @@ def kv_parts(
 
 def _head_parts(config: ServerConfig, setup: AttentionSetup) -> dict[str, str]:
     """The draft head, whose KV is in the same pages on disk. It has no part in any answer."""
-    folder = head_folder(config) if setup.head_specs and config.cache_dir is not None else None
-    if folder is None:
+    if not setup.head_specs or config.cache_dir is None:
         return {}
-    files = [folder / "config.json", *weight_files(folder)]
+    folder = eagle_folder(config)  # None: its weights are among the model's
+    files = [] if folder is None else [folder / "config.json", *weight_files(folder)]
     parts = [file_digest(file) for file in files] + [str(spec) for spec in setup.head_specs]
     return {"head": _digest_of("\n".join(parts).encode())}
 

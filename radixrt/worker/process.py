@@ -23,11 +23,12 @@ from radixrt.messages.links import PageMove, ToWorker
 from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
-from radixrt.worker.build import build_encoder, build_runner, take_share
+from radixrt.worker.build import build_encoder, build_runner
 from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.page_mover import PageMover
 from radixrt.worker.pooling import EncoderRunner
 from radixrt.worker.runner import ModelRunner
+from radixrt.worker.threads import take_share
 from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6
@@ -56,6 +57,7 @@ class WorkerProcess:
         self._to_scheduler = channels.address("worker", "scheduler")
         self._outbox = Outbox(self._to_scheduler)
         self._mover: PageMover | None = None
+        self._rank, self._num_ranks = rank, config.tp
         self._answers = rank == 0
         self._heartbeat = Heartbeat(channels.heartbeat_file("worker", rank))
         self._step_timeout_s = work_limit_s(config.step_timeout)
@@ -109,7 +111,7 @@ class WorkerProcess:
         if self._mover is None:
             assert isinstance(self._runner, ModelRunner), "an encoder keeps no KV"
             report = Outbox(self._to_scheduler).send
-            self._mover = PageMover(self._runner.kv_caches, report)
+            self._mover = PageMover(self._runner.kv_caches, report, self._rank, self._num_ranks)
         self._mover.take(order)
 
     def _next_order(self) -> tuple[ToWorker, float]:

@@ -130,7 +130,7 @@ MAX_TOKENS = 64
 Python between them."""
 
 MAX_TOKENS_WITH_PROMPTS = 1024
-"""Tokens of a step of which few rows are wanted. The tensors of its tape stay in the caches, where
+"""Tokens of a step whose tape ends at the last attention. Its tensors stay in the caches, where
 tensors that are allocated anew for each layer do not."""
 
 MAX_KEPT = 128
@@ -139,7 +139,7 @@ MAX_KEPT = 128
 
 class StepTapes:
     """A tape for each number of tokens, from token ids to hidden states. Of steps with prompts, few
-    rows are wanted: behind the last attention these are computed without a tape.
+    rows are wanted: what is behind the last attention is computed without a tape.
 
     Steps with rows of LoRA adapters have tapes of their own, so that the others stay as they are.
 
@@ -171,26 +171,30 @@ class StepTapes:
         self._adapter_tape_of = functools.lru_cache(MAX_KEPT)(self._make_with_adapters)
 
     def forget_adapters(self) -> None:
-        """Layers have adapters that had none: drop the tapes without them."""
+        """Layers have other stacks of adapters: drop the tapes without these."""
         self._with_adapters = None
         self._adapter_tape_of.cache_clear()
 
     def forward_with_adapters(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, adapters: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        adapters: torch.Tensor,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As :meth:`forward`, of all rows.
+        """As :meth:`forward`.
 
         Args:
             adapters: [num_tokens] int64, the place of each row's adapter.
         """
         if len(token_ids) > MAX_TOKENS or self._tapes is None:
             return with_adapters(
-                self._model, self._context, self._rows, token_ids, positions, adapters
+                self._model, self._context, self._rows, token_ids, positions, adapters, rows
             )
         whole: torch.Tensor = self._adapter_tape_of(len(token_ids)).replay(
             token_ids, positions, adapters
         )
-        return whole
+        return whole if rows is None else whole[rows]
 
     def _make_with_adapters(self, count: int) -> Tape:
         if self._with_adapters is None:
@@ -215,14 +219,17 @@ class StepTapes:
         """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next
         step may overwrite it."""
         count = len(token_ids)
-        by_rows = rows is not None and len(rows) < count and self._model.ends_by_rows
+        fewer = count > MAX_TOKENS if rows is None else len(rows) < count
+        by_rows = fewer and self._model.ends_by_rows
         is_small = count <= (MAX_TOKENS_WITH_PROMPTS if by_rows else MAX_TOKENS)
         tape = self._tape_of(count, by_rows) if is_small else None
         if tape is None:
             return self._model.forward(token_ids, positions, self._context, rows)
         if by_rows:
             hidden, residual = tape.replay(token_ids, positions)
-            return self._model.after_last_attention(hidden[rows], residual[rows])
+            if rows is not None:
+                hidden, residual = hidden[rows], residual[rows]
+            return self._model.after_last_attention(hidden, residual)
         whole: torch.Tensor = tape.replay(token_ids, positions)
         return whole if rows is None else whole[rows]
 
@@ -244,18 +251,23 @@ class StepTapes:
 def with_adapters(
     model: CausalLM,
     context: ForwardContext,
-    rows: StepRows | None,
+    lora: StepRows | None,
     token_ids: torch.Tensor,
     positions: torch.Tensor,
     adapters: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The model's ``forward`` of all rows, each with its adapter."""
-    assert rows is not None, "adapters were admitted to a model without"
-    rows.sort(adapters)
+    """The model's ``forward``, each row with its adapter."""
+    assert lora is not None, "adapters were admitted to a model without"
+    lora.sort(adapters)
     try:
-        return model.forward(token_ids, positions, context)
+        if rows is None or not model.ends_by_rows:
+            return model.forward(token_ids, positions, context, rows)
+        hidden, residual = model.up_to_last_attention(token_ids, positions, context)
+        lora.sort(adapters[rows])
+        return model.after_last_attention(hidden[rows], residual[rows])
     finally:
-        rows.clear()
+        lora.clear()
 
 
 def _tapes_of(

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.auxiliary import AuxiliaryStates
 from radixrt.attention.backend import ForwardContext
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.messages.adapters import LoadAdapter, PutAdapter
@@ -104,16 +103,8 @@ class ModelRunner:
             jump_forward=jumps,
             decide=parts.tp.from_first,
         )
-        auxiliary = (
-            None
-            if parts.head is None
-            else AuxiliaryStates(
-                parts.head.config.layers, parts.head.config.target_hidden_size, parts.model.dtype
-            )
-        )
-        self._head = None
-        if auxiliary is not None:
-            self._head = parts.head_drafter(pool, self._batch, auxiliary)
+        self._head = parts.head_drafter(pool, self._batch)
+        self._auxiliary = parts.auxiliary_states()
         self._speculator = Speculator(
             ends,
             self.matchers.forced,
@@ -131,7 +122,7 @@ class ModelRunner:
         self._states = states
         self.images = images
         tables = None if states is None else states.tables
-        self._context = ForwardContext(parts.backend, pool.kv_caches, tables, auxiliary)
+        self._context = ForwardContext(parts.backend, pool.kv_caches, tables, self._auxiliary)
         rows = None if adapters is None else adapters.adapters.rows
         self._expert_counts = parts.expert_counts
         self._tapes = None
@@ -146,13 +137,18 @@ class ModelRunner:
         return self._context.kv_caches
 
     @property
+    def _reads_last_states(self) -> bool:
+        """Whether a head reads the states of all tokens that the LM head reads of some."""
+        return self._head is not None and self._auxiliary is None
+
+    @property
     def in_flight(self) -> LaunchedStep | None:
         """The step that was launched and is not collected."""
         return self._in_flight
 
     def order(self, message: WorkerOrder) -> None:
-        """Begin to load a grammar, an image or an adapter, drop one, or put an adapter into its
-        place."""
+        """Begin to load a grammar, an image or an adapter, drop one, or let layers have an
+        adapter."""
         match message:
             case LoadGrammar() | DropGrammar():
                 self.matchers.loader.order(message)
@@ -164,7 +160,7 @@ class ModelRunner:
                 self._adapters.load(message)
             case PutAdapter():
                 assert self._adapters is not None, "the scheduler knows whether there are places"
-                if self._adapters.put(message) and self._tapes is not None:
+                if self._adapters.put() and self._tapes is not None:
                     self._tapes.forget_adapters()
 
     def seconds_loading(self) -> float:
@@ -205,7 +201,8 @@ class ModelRunner:
             slots = rows.slots[sampled.kept]
         verified = self._verify(drafts, slots, kept_states)
         if self._head is not None:
-            self._head.take_states(inputs, len(plan.prefill), self._batch.computed)
+            states = hidden if self._auxiliary is None else self._auxiliary.rows
+            self._head.take_states(states, inputs, len(plan.prefill), self._batch.computed)
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         vectors = self._pool(inputs.pooled, hidden)
         tensors = [] if vectors is None else [vectors.values]
@@ -335,7 +332,7 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all
-        tokens [num_tokens, hidden_size] where prompts are scored or pooled."""
+        tokens [num_tokens, hidden_size] where prompts are scored or pooled, or a head reads them."""
         if not len(inputs.token_ids):  # all slots are deferred
             hidden = torch.empty(0, device=inputs.token_ids.device)
             return hidden, hidden.new_empty(0, self._model.vocab_size)
@@ -346,7 +343,7 @@ class ModelRunner:
             lengths = np.diff(inputs.attention.qo_indptr_cpu.numpy())
             self._model.prepare_positions(int((inputs.starts + lengths).max()))
         self._backend.plan(inputs.attention)
-        everything = bool(inputs.prompt_spans or inputs.pooled)
+        everything = bool(inputs.prompt_spans or inputs.pooled or self._reads_last_states)
         rows = None if everything else inputs.sampling_rows
         if self.images is not None and inputs.images:
             hidden = self._forward_with_images(inputs, self.images, rows)
@@ -380,18 +377,11 @@ class ModelRunner:
     ) -> torch.Tensor:
         """The hidden states of a step with rows that have adapters."""
         assert self._adapters is not None, "an adapter was admitted where there are none"
+        arguments = inputs.token_ids, inputs.positions, adapters, rows
         if self._tapes is not None:
-            hidden = self._tapes.forward_with_adapters(inputs.token_ids, inputs.positions, adapters)
-        else:
-            hidden = with_adapters(
-                self._model,
-                self._context,
-                self._adapters.adapters.rows,
-                inputs.token_ids,
-                inputs.positions,
-                adapters,
-            )
-        return hidden if rows is None else hidden[rows]
+            return self._tapes.forward_with_adapters(*arguments)
+        lora = self._adapters.adapters.rows
+        return with_adapters(self._model, self._context, lora, *arguments)
 
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool

@@ -15,7 +15,7 @@ from radixrt.attention.registry import make_backend
 from radixrt.base.config import ServerConfig
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import CausalLM
-from radixrt.models.eagle3 import Eagle3Head
+from radixrt.models.draft_head import DraftHead
 from radixrt.worker.batch import PersistentBatch
 from radixrt.worker.drafts.head import BACKLOG, HeadDrafter
 from radixrt.worker.drafts.head_pages import HeadPages
@@ -46,15 +46,20 @@ class RunnerParts:
     """The pooler of a checkpoint that gives numbers in place of text."""
     expert_counts: torch.Tensor | None = None
     """Tokens of each expert, int64 [layers, experts]; None: they are not counted."""
-    head: Eagle3Head | None = None
+    head: DraftHead | None = None
     """Drafts tokens; None: no model does."""
 
-    def head_drafter(
-        self, pool: KVPool, batch: PersistentBatch, auxiliary: AuxiliaryStates
-    ) -> HeadDrafter:
-        """The drafter of the head, which computes on a KV pool."""
-        assert self.head is not None, "there is a head"
-        attention = self.head.midlayer.self_attn
+    def auxiliary_states(self) -> AuxiliaryStates | None:
+        """Keeps the states that the head reads; None: it reads none between the layers."""
+        if self.head is None or not self.head.reads:
+            return None
+        return AuxiliaryStates(self.head.reads, self.model.config.hidden_size, self.model.dtype)
+
+    def head_drafter(self, pool: KVPool, batch: PersistentBatch) -> HeadDrafter | None:
+        """The drafter of the head, which computes on a KV pool; None: there is no head."""
+        if self.head is None:
+            return None
+        attention = self.head.attention
         setup = dataclasses.replace(
             self.setup,
             specs=[attention.spec],
@@ -67,7 +72,7 @@ class RunnerParts:
         backend = make_backend(self.backend_name, setup)
         pages = HeadPages(self.head, backend, caches, batch, taped=self.taped)
         # Pages on disk are written when they are full, so the head must be there by then.
-        return HeadDrafter(pages, auxiliary, BACKLOG if self.config.cache_dir is None else 1)
+        return HeadDrafter(pages, BACKLOG if self.config.cache_dir is None else 1)
 
     @property
     def _capturable(self) -> FlashInferBackend | None:

@@ -8,6 +8,7 @@ wait for the device, and a captured graph can be replayed for any routing. The l
 fused MoE kernels of vLLM and SGLang. The sort has no atomics, so equal inputs give equal bits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -193,6 +194,11 @@ def _multiply(
     return output
 
 
+Add = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None]
+"""Adds to outputs [pairs, rows] what inputs [tokens or pairs, columns] give, times factors of the
+pairs, float32 [pairs]; None: 1."""
+
+
 def experts_mlp(
     hidden: torch.Tensor,
     weights: torch.Tensor,
@@ -202,6 +208,7 @@ def experts_mlp(
     activation: str,
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     is_part: bool = False,
+    adapters: tuple[Add, Add] | None = None,
 ) -> torch.Tensor:
     """Compute the weighted sum of the selected experts' gated MLPs, accumulated in float32.
 
@@ -214,6 +221,8 @@ def experts_mlp(
         activation: one of ``GATED_ACTIVATIONS``.
         biases: of gate_up and of down, [num_experts, rows of a matrix] each
         is_part: numbers outside of 0 to num_experts - 1 may be chosen, and add nothing
+        adapters: called with the inputs and the outputs of gate_up and of down, to which they add;
+            None: there are none
 
     Returns:
         as hidden
@@ -225,7 +234,11 @@ def experts_mlp(
     tiling = Tiling.of(pairs, len(gate_up))
     routing = route(experts, len(gate_up), tiling.rows)
     merged = _multiply(hidden, gate_up, biases[0], routing, tiling, pairs, None)
+    if adapters is not None:
+        adapters[0](hidden, merged, None)
     activated = gated_activation(activation, merged)
     flat_weights = weights.reshape(-1).float()
     output = _multiply(activated, down, biases[1], routing, tiling, pairs, flat_weights, is_part)
+    if adapters is not None:
+        adapters[1](activated, output, flat_weights)
     return output.view(tokens, top_k, -1).sum(dim=1)

@@ -14,6 +14,8 @@ import torch
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.adapters import AdapterInfo
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.steps import StepPlan
 from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 from tests.adapters.peft_adapters import ALL_LINEAR, make_adapter
 from tests.checkpoints import make_checkpoint
@@ -153,15 +155,30 @@ def test_adapters_of_one_invocation_share_the_conversation_alone(
     assert together == [answers[name][0] for name in names]
 
 
-def test_drafts_from_the_tree_are_tokens(models: Models) -> None:
+def draft_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever steps take on this machine."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
+    monkeypatch.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
+
+
+def test_drafts_from_the_tree_are_tokens(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids of the tree are not those of the vocabulary behind an invocation."""
+    draft_at_every_step(monkeypatch)
     engine = models.engine(speculation="auto")
     prompt = [*CONVERSATION[:40], *INVOCATION, *some_tokens(20)]
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    expected = models.engine().generate([prompt], long, adapters="first")
-    assert engine.generate([prompt], long, adapters="first") == expected
-    assert engine.generate([prompt], long, adapters="first") == expected
-    assert engine.scheduler.state.counters.accepted_draft_tokens["tree"] > 0
+    (expected,) = models.engine().generate([prompt], long, adapters="first")
+    assert engine.generate([prompt], long, adapters="first") == [expected]
+    counters, admitted = engine.scheduler.state.counters, list[StepPlan]()
+    assert not counters.drafted_tokens["tree"]
+    step = engine.runner.step
+    monkeypatch.setattr(engine.runner, "step", lambda plan: admitted.append(plan) or step(plan))
+    assert engine.generate([prompt], long, adapters="first") == [expected]
+    (admit,) = (admit for plan in admitted for admit in plan.admit)
+    assert admit.drafts is not None
+    assert unpack_ids(admit.drafts.continuation).tolist() == expected
+    drafted, accepted = counters.drafted_tokens["tree"], counters.accepted_draft_tokens["tree"]
+    assert drafted == accepted > 40
 
 
 def test_a_reload_keeps_digests_apart(models: Models, engine: InProcessEngine) -> None:
@@ -179,9 +196,8 @@ def test_a_draft_head_changes_no_answer_of_an_adapter(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head reads the states that the adapter has changed, also behind a cached prefix."""
-    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
+    draft_at_every_step(monkeypatch)
     monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
-    monkeypatch.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
     head = make_head(tmp_path, json.loads((models.checkpoint / "config.json").read_text()))
     engine = models.engine(speculation="head", draft_model=str(head))
     prompts = [[*CONVERSATION[:40], *INVOCATION, *some_tokens(9)] for _ in range(4)]

@@ -19,6 +19,7 @@ from radixrt.messages.calls import UnloadAdapterCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
+from tests.adapters.operations import Operations
 from tests.adapters.peft_adapters import config_of, make_adapter
 from tests.engine.in_process import GREEDY, InProcessEngine
 
@@ -126,15 +127,15 @@ def test_no_kv_is_shared_across_adapters_names_and_digests(
     make_engine: Callable[..., InProcessEngine],
 ) -> None:
     engine, prompt = make_engine(page_size=4), PROMPTS[6]
-    engine.generate([prompt], adapters=NAMES[0])
+    engine.generate([prompt], SHORT, adapters=NAMES[0])
     assert engine.cached == [0]
-    engine.generate([prompt], adapters=NAMES[0])
+    engine.generate([prompt], SHORT, adapters=NAMES[0])
     assert engine.cached == [60]
     first = engine.scheduler.adapters.infos[0]
     for salt in ("", first.name, first.digest, CacheRoot(adapter=first.digest).packed().decode()):
-        engine.generate([prompt], salt=salt)
+        engine.generate([prompt], SHORT, salt)
         assert engine.cached == [0], salt
-        engine.generate([prompt], salt=salt, adapters=NAMES[1])
+        engine.generate([prompt], SHORT, salt, adapters=NAMES[1])
         assert engine.cached == [0], salt
 
 
@@ -181,6 +182,38 @@ def test_loads_and_unloads(
         engine.scheduler.adapters.unload(UnloadAdapterCall(name="hot"))
         assert len(engine.scheduler.adapters.users) == 1
     assert len({str(answer) for answer in expected.values()}) == 8
+
+
+def test_a_load_computes_nothing_on_the_thread_of_the_steps(
+    make_engine: Callable[..., InProcessEngine], folders: dict[str, Path]
+) -> None:
+    """Also where layers get adapters that had none. All answers would wait for it."""
+    expected = make_engine().generate(PROMPTS, SHORT, adapters=NAMES[0])
+    engine = make_engine(lora=f"{NAMES[1]}={folders[NAMES[1]]}")
+    base, few = (engine.generate(PROMPTS, SHORT, adapters=name) for name in ("", NAMES[1]))
+    with Operations() as operations:
+        assert isinstance(engine.load_adapter("hot", folders[NAMES[0]]), AdapterInfo)
+        assert not operations.names
+        assert torch.zeros(1) is not None and operations.names, "nothing is counted"
+    assert engine.generate(PROMPTS, SHORT, "new", adapters="hot") == expected
+    assert engine.generate(PROMPTS, SHORT, "new", adapters=NAMES[1]) == few
+    assert engine.generate(PROMPTS, SHORT, "new") == base
+
+
+def test_an_adapter_of_a_larger_rank_changes_no_bit_of_others(
+    make_engine: Callable[..., InProcessEngine], folders: dict[str, Path]
+) -> None:
+    """Stacks grow with the largest rank of a projection: 8, then 20."""
+    engine = make_engine(lora=f"{NAMES[0]}={folders[NAMES[0]]}", dtype="bfloat16")
+    few = answers(engine, PROMPTS[:2], [NAMES[0]] * 2, "before")
+    with Operations() as operations:
+        assert isinstance(engine.load_adapter("larger", folders[NAMES[3]]), AdapterInfo)
+    assert not operations.names
+    assert answers(engine, PROMPTS[:2], [NAMES[0]] * 2, "after") == few
+    names = ["larger", NAMES[0]]
+    other = make_engine(lora=f"{NAMES[0]}={folders[NAMES[3]]}", dtype="bfloat16")
+    larger = answers(other, PROMPTS[:1], [NAMES[0]], "")
+    assert answers(engine, PROMPTS[:2], names, "together") == [*larger, few[1]]
 
 
 def test_an_adapter_that_is_gone_is_named(make_engine: Callable[..., InProcessEngine]) -> None:

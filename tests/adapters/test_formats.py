@@ -1,5 +1,6 @@
 """Adapters in GGUF files, and adapters of models whose weights are in other formats."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,29 @@ import numpy as np
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.doctor.models import adapter_findings
+from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.kernels.native import NativeKernels
-from radixrt.layers.linear import ColumnParallelLinear, RowParallelLinear
+from radixrt.layers.linear import (
+    ColumnParallelLinear,
+    LinearLayer,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from radixrt.layers.matrix import DecodableMatrix
+from radixrt.layers.mlp import Experts
+from radixrt.layers.quantization.fp8 import Fp8Matrix
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.models.adapter_files.form import AdapterError
-from radixrt.models.adapters import ModelAdapters, read_adapter
+from radixrt.models.adapters import Adapter, ModelAdapters, read_adapter
 from radixrt.models.checkpoint import resolve_model_path
+from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
+from tests.adapters.operations import Operations
 from tests.adapters.peft_adapters import make_adapter
 from tests.adapters.test_against_peft import PROMPT, logits
 from tests.checkpoints import make_checkpoint, make_tokenizer
@@ -27,6 +41,7 @@ gguf = pytest.importorskip("gguf")
 
 from tests.adapters.gguf_adapters import write_adapter  # noqa: E402
 from tests.models.gguf_files import write_gguf  # noqa: E402
+from tests.models.test_gguf import EVERY_KIND, every_kind  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not radixrt_kernels.available(), reason="adapters are computed by the native kernels"
@@ -133,18 +148,27 @@ def test_an_adapter_activated_in_latents_is_refused(tmp_path: Path) -> None:
     assert read_adapter(tmp_path / "other", model, 8).invocation == (5,)
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"), [("qwen3_5", "another order in GGUF"), ("falcon_h1", "Falcon-H1")]
-)
-def test_weights_that_the_converter_changes_are_refused(
-    family: str, reason: str, tmp_path: Path
-) -> None:
-    """An adapter of the checkpoint would be added to other rows."""
-    checkpoint = make_checkpoint(family, tmp_path / "base")
+def test_heads_in_the_order_of_gguf_files(tmp_path: Path) -> None:
+    """Of Qwen3.5's linear attention, with peft's adapter of the checkpoint."""
+    checkpoint = make_checkpoint("qwen3_5", tmp_path / "base", initializer_range=0.06)
+    make_tokenizer(checkpoint)
+    theirs = make_adapter(checkpoint, tmp_path / "lora", None)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    served = resolve_model_path(str(write_gguf(checkpoint, tmp_path / "model.gguf")))
+    model = load_model(served, kernels=NativeKernels(), dtype="float32")
+    adapters = ModelAdapters(model, num_adapters=1, max_rank=8)
+    adapters.put(0, adapters.read(tmp_path / "lora"))
+    assert (logits(model, adapters, 0) - expected).abs().max() < 2e-5
+
+
+def test_weights_that_the_converter_multiplies_are_refused(tmp_path: Path) -> None:
+    """The constants are not in the file, so an adapter of the checkpoint can't have them."""
+    checkpoint = make_checkpoint("falcon_h1", tmp_path / "base")
     make_tokenizer(checkpoint)
     make_adapter(checkpoint, tmp_path / "lora", None)
     served = resolve_model_path(str(write_gguf(checkpoint, tmp_path / "model.gguf")))
-    with pytest.raises(AdapterError, match=reason):
+    with pytest.raises(AdapterError, match="Falcon-H1"):
         read_adapter(tmp_path / "lora", load_model(served, kernels=NativeKernels()), 8)
 
 
@@ -181,39 +205,111 @@ def test_doctor_says_whether_an_adapter_fits(tmp_path: Path) -> None:
 # ------------------------------------------------------------ weight formats
 
 
-def served_in(form: str, checkpoint: Path, folder: Path) -> tuple[Path, dict[str, str]]:
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("llama", {}),
+    "int4": ("llama", {}),
+    "fp8": ("llama", {}),
+    "int8, experts": ("qwen3_moe", {}),
+    "int4, experts": ("qwen3_moe", {}),
+    "GGUF, every kind": ("qwen3_moe", EVERY_KIND),
+}
+"""Checkpoints by the format of their weights."""
+
+
+def served_in(form: str, checkpoint: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     """A checkpoint in a format of weights: the folder, and the settings."""
-    if form in ("int8", "int4", "fp8"):
-        return checkpoint, {"quantization": form}
-    kind = gguf.GGMLQuantizationType[form]
-    file = write_gguf(checkpoint, folder / "model.gguf", kind=lambda name: kind)
-    return resolve_model_path(str(file)), {}
+    if not form.startswith("GGUF"):
+        return checkpoint, {"dtype": "float32", "quantization": form.partition(",")[0]}
+    file = write_gguf(checkpoint, folder / "model.gguf", kind=every_kind)
+    return resolve_model_path(str(file)), {"dtype": "float32"}
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "Q8_0", "Q4_0"])
-def test_an_adapter_is_added_to_weights_of_every_format(form: str, tmp_path: Path) -> None:
-    """What it adds to a layer's output is the product of its matrices, in float32."""
-    checkpoint, folder, _ = make_pair("llama", tmp_path)
-    base, settings = served_in(form, checkpoint, tmp_path)
-    model = load_model(base, kernels=NativeKernels(), dtype="float32", **settings)
+def plain(matrix: Any, rows: slice) -> torch.Tensor:
+    if isinstance(matrix, Fp8Matrix):
+        return matrix.codes[rows].float() * matrix.scales[rows, None]
+    assert isinstance(matrix, DecodableMatrix)
+    return matrix.plain(rows)
+
+
+def decoded(model: CausalLM) -> dict[str, torch.Tensor]:
+    """The weights of a model that PyTorch computes, by their names in the checkpoint."""
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, LinearLayer):
+            for placement in layer.placements(path):
+                found[placement.name] = plain(layer.matrix, placement.rows)
+        elif isinstance(layer, VocabParallelEmbedding):
+            found[path] = plain(layer.matrix, slice(0, layer.vocab_size))
+        elif isinstance(layer, Experts):
+            for expert in range(layer.num_experts):
+                wide, down = layer.placements(f"{path}.{expert}", expert)
+                for placement in wide:
+                    found[placement.name] = plain(layer.gate_up_proj.matrix, placement.rows)
+                found[down.name] = plain(layer.down_proj.matrix, down.rows)
+    return {f"{name}.weight": weight.contiguous() for name, weight in found.items()}
+
+
+def write_decoded(checkpoint: Path, served: Path, settings: dict[str, Any], folder: Path) -> Path:
+    """The checkpoint whose plain weights are what the quantized ones mean."""
+    weights = decoded(load_model(served, kernels=LayerKernels(), **settings))
+    shutil.copytree(checkpoint, folder)
+    tensors = load_file(checkpoint / "model.safetensors")
+    replaced = {name: weights.pop(name) for name in tensors if name in weights}
+    assert not weights, f"{[*weights]} are not in the checkpoint"
+    save_file(tensors | replaced, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_adapters_of_weights_in_every_format_are_those_of_peft(form: str, tmp_path: Path) -> None:
+    """The products of an adapter are in float32, whatever the weights are in; what is apart from
+    peft's float32 model is what rounding a layer's inputs costs without adapters too."""
+    architecture, overrides = FORMATS[form]
+    sizes = {"mlp_only_layers": []} if architecture == "qwen3_moe" else {}
+    checkpoint = make_checkpoint(
+        architecture, tmp_path / "base", initializer_range=0.06, **{**sizes, **overrides}
+    )
+    make_tokenizer(checkpoint)
+    served, settings = served_in(form, checkpoint, tmp_path)
+    twin = write_decoded(checkpoint, served, settings, tmp_path / "decoded")
+    theirs = make_adapter(twin, tmp_path / "lora", None)
+    model = load_model(served, kernels=NativeKernels(), **settings)
     adapters = ModelAdapters(model, num_adapters=2, max_rank=8)
-    adapter = adapters.read(folder)
+    adapter = adapters.read(tmp_path / "lora")
     adapters.put(1, adapter)
+    assert projections_compared(model, adapters, adapter) >= 12
+    with torch.inference_mode():
+        adapted = theirs(torch.tensor([PROMPT])).logits[0]
+        with theirs.disable_adapter():
+            base = theirs(torch.tensor([PROMPT])).logits[0]
+
+    def error(place: int, expected: torch.Tensor) -> torch.Tensor:
+        """Of half of the rows: rounding gives some tokens other experts."""
+        difference = logits(model, adapters, place) - expected
+        return difference.square().mean(-1).sqrt().median()
+
+    without, effect = error(2, base), (adapted - base).square().mean(-1).sqrt().median()
+    assert error(1, adapted) < 1.5 * without + 1e-5
+    assert effect > 3 * without
+
+
+def projections_compared(model: CausalLM, adapters: ModelAdapters, adapter: Adapter) -> int:
+    """The number of projections to whose outputs the adapter in place 1 adds its products."""
     count = 0
     for path, layer in model.named_modules():
         if not isinstance(layer, ColumnParallelLinear | RowParallelLinear):
             continue
         hidden = torch.randn(5, layer.columns)
-        plain = layer.forward(hidden)
+        alone = layer.forward(hidden)
         adapters.rows.sort(torch.tensor([1, 2, 1, 1, 2]))
-        found = layer.forward(hidden) - plain
+        found = layer.forward(hidden) - alone
         adapters.rows.clear()
         pairs = [adapter.projections[placement.name] for placement in layer.placements(path)]
         expected = torch.cat([hidden @ pair.down.T @ pair.up.T for pair in pairs], dim=1)
         assert not found[[1, 4]].any()
         torch.testing.assert_close(found[[0, 2, 3]], expected[[0, 2, 3]], atol=2e-5, rtol=1e-4)
         count += len(pairs)
-    assert count == 7 * 3
+    return count
 
 
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=10, logprobs=3, ignore_eos=True)
@@ -232,12 +328,15 @@ def test_adapters_of_everything_answer_in_a_batch_as_alone(
     checkpoint: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Experts, routers, latents and recurrent layers."""
+    """Experts, routers, latents and recurrent layers. A load holds no step."""
     folders = [tmp_path_factory.mktemp(f"{family}{number}") for number in range(3)]
     for seed, folder in enumerate(folders):
         make_adapter(checkpoint(family), folder, None, seed=seed, size=0.4)
-    lora = " ".join(f"{number}={folder}" for number, folder in enumerate(folders))
+    lora = " ".join(f"{number}={folder}" for number, folder in enumerate(folders[:2]))
     engine = InProcessEngine(checkpoint(family), lora=lora, **settings)
+    with Operations() as operations:
+        assert isinstance(engine.load_adapter("2", folders[2]), AdapterInfo)
+    assert not operations.names
     names = ["", "0", "1", "2", "1", ""]
     prompts = [PROMPT[:n] for n in (40, 33, 21, 37, 5, 12)]
 

@@ -55,7 +55,7 @@ def replicas() -> Replicas:
 @pytest.fixture
 def client(replicas: Replicas) -> EngineClient:
     client = EngineClient.__new__(EngineClient)
-    client.adapters = {}
+    client.adapters, client.lost_adapters = {}, set()
     client._calls = replicas  # type: ignore[assignment]
     return client
 

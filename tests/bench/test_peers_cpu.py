@@ -1,19 +1,25 @@
 """The comparison with other engines: what is asked, how answers are judged, how servers are started
 and reported."""
 
+import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench import speculation
 from bench.byte_tokenizer import byte_tokenizer
 from bench.dummy_checkpoint import write_random_latents
 from bench.markdown import markdown, median_and_range
+from bench.peers_cpu import measuring
 from bench.peers_cpu.agreement import common_length
 from bench.peers_cpu.checkpoints import Checkpoint, CheckpointName, write_dequantized
 from bench.peers_cpu.comparison import Comparison
@@ -284,3 +290,30 @@ def test_tables_have_a_column_a_field() -> None:
         {"a_b": 2, "c": median_and_range([5])},
     ]
     assert markdown(rows) == ["| a b | c |", "|---|---|", "| 1.23 | 2.0 (1.0-3.0) |", "| 2 | 5.0 |"]
+
+
+def test_a_replayed_answer_ends_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def replayed(*_: object) -> AsyncIterator[RequestRecord]:
+        yield replace(record(0.0), replayed_tokens=3)
+
+    monkeypatch.setattr(measuring, "converse", replayed)
+    workload = next(iter(make_workloads().values()))
+    with pytest.raises(RuntimeError, match="3 tokens were replayed"):
+        asyncio.run(
+            measuring.measure("http://127.0.0.1:1/v1", next(iter(ENGINES.values())), workload)
+        )
+
+
+def test_a_replayed_answer_ends_a_measurement_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/get_server_info":
+            return httpx.Response(200, json={"stats": {}})
+        details = {"accepted_prediction_tokens": 0}
+        usage = {"completion_tokens": 9, "replayed_tokens": 9, "completion_tokens_details": details}
+        return httpx.Response(200, json={"usage": usage, "choices": []})
+
+    client = partial(httpx.Client, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(speculation.httpx, "Client", client)
+    work = speculation.Work("work", 1, [{}])
+    with pytest.raises(RuntimeError, match="9 tokens were replayed"):
+        speculation.measure("http://127.0.0.1:1", work, "salt", speculation=True)

@@ -40,7 +40,7 @@ def test_an_answer_streams_with_the_share_of_its_prompt_that_was_cached(
 def test_why_a_prompt_missed_the_cache_is_told(open_page: OpenPage, url: str) -> None:
     divergence = {"token_index": 41, "message_index": 0, "role": "system", "prompt_text": "It is 10:32.", "cached_text": "It is 10:31."}  # fmt: skip
     explanation = {"cause": "volatile_text", "detail": "A time differs.", "divergence": divergence}
-    usage = {"prompt_tokens": 60, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 32}}  # fmt: skip
+    usage = {"prompt_tokens": 60, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 32, "disk_tokens": 16}}  # fmt: skip
     event = {"choices": [], "usage": usage, "cache_explanation": explanation}
     asked: list[str] = []
 
@@ -54,6 +54,7 @@ def test_why_a_prompt_missed_the_cache_is_told(open_page: OpenPage, url: str) ->
         text = ask(page, "Hi")
         assert asked == ["1"]
         assert "volatile text: A time differs." in text and "32 of 60 prompt tokens" in text
+        assert "16 from the cache on disk" in text
         page.get_by_text("The difference begins after 41 tokens in the system prompt").click()
         assert page.locator(".why pre").all_inner_texts() == ["It is 10:32.", "It is 10:31."]
 
@@ -119,6 +120,8 @@ def test_a_schema_has_its_verdict_and_holds(open_page: OpenPage, url: str) -> No
         assert "llguidance" in verdict.inner_text() and "uniqueItems" in verdict.inner_text()
         page.get_by_label("Temperature").fill("0")
         assert re.search(r"^\[[\d,\s-]*\]$", ask(page, QUESTION), re.M)
+        facts = page.locator(".message.assistant footer").last.inner_text()
+        assert re.search(r"the schema kept [\d.]+ % of the probability", facts)
 
 
 def test_a_tool_is_called_and_gets_its_result(open_page: OpenPage, url: str) -> None:

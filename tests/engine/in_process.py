@@ -187,6 +187,10 @@ class InProcessEngine:
         self._order_adapters()
         return found[0]
 
+    @property
+    def _digests(self) -> dict[str, str]:
+        return {info.name: info.digest for info in self.scheduler.adapters.infos} | {"": ""}
+
     def _order_adapters(self) -> None:
         for order in self.scheduler.adapters.take_orders():
             self.runner.order(order)
@@ -200,7 +204,7 @@ class InProcessEngine:
         speculation: bool = True,
         adapters: str | list[str] = "",
     ) -> list[SequenceRequest]:
-        digests = {info.name: info.digest for info in self.scheduler.adapters.infos} | {"": ""}
+        digests = self._digests
         names = [adapters] * len(prompts) if isinstance(adapters, str) else adapters
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         salts = [salt] * len(prompts) if isinstance(salt, str) else salt
@@ -228,6 +232,7 @@ class InProcessEngine:
         begun: list[int],
         sampling: SamplingParams,
         grammar: GrammarUse | None = None,
+        adapter: str = "",
     ) -> list[int]:
         """Go on with an answer; returns what is new."""
         ids = prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
@@ -236,7 +241,9 @@ class InProcessEngine:
             **{**self._prompt_fields(prompt), "token_ids": pack_ids(ids + begun)},
             num_output=len(begun),
             grammar=grammar,
-            options=RequestOptions(sampling=sampling),
+            options=RequestOptions(
+                sampling=sampling, root=CacheRoot(adapter=self._digests[adapter])
+            ),
         )
         self._next_id += 1
         return self._run([request])[0]
@@ -256,6 +263,7 @@ class InProcessEngine:
             if not batches and not self.scheduler.num_in_flight and not is_moving:
                 break
         assert not self.scheduler.grammars.num_waiting
+        assert not self.scheduler.state.counters.replayed_tokens, "every answer is computed"
         every = outputs.values()
         self.reports = [output.finished for output in every if output.finished is not None]
         self.cached = [output.started.cached_tokens for output in every if output.started]

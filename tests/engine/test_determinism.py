@@ -1,7 +1,7 @@
 """An answer depends on its request alone: tokens and log-probabilities have the same bits whatever
-the cache, the chunks, the batch and the threads are.
+the cache, the chunks, the batch, the threads and the adapters of others are.
 
-``make test`` takes 16 prompts and three families. With ``RADIXRT_DETERMINISM=60`` (``make
+``make test`` takes 16 prompts and three families without adapters. With ``RADIXRT_DETERMINISM=60`` (``make
 determinism``) it is 60 documents with five prompts each, and every family, in every dtype, in int8
 and int4, and with a KV cache in int8.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import peft
 import pytest
 
 import radixrt_kernels
@@ -23,14 +24,16 @@ from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import PositionLogprobs
-from radixrt.models.eagle3 import FOLDER
+from radixrt.models.head_files import FOLDER
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.build import use_threads
 from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
+from radixrt.worker.threads import use_threads
 from radixrt_kernels import attention
+from tests.adapters.peft_adapters import make_adapter
 from tests.checkpoints import CONFIGS, HYBRIDS, make_checkpoint
 from tests.draft_heads import make_head
 from tests.engine.in_process import InProcessEngine
+from tests.mtp_checkpoints import make_with_mtp
 from tests.scheduler.engine_model import expect_nothing
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ
@@ -39,6 +42,8 @@ ANSWER_TOKENS = 8
 CONTEXT = 1024
 POOL_TOKENS = 32768
 """Room for the pages of all prompts."""
+ADAPTERS = ("plain", "activated")
+INVOCATION = [377, 5, 378]
 STATES_A_PROMPT = 8
 """That a hybrid model keeps, with those of its answer: its pool is as many times larger, so that
 none is dropped."""
@@ -58,7 +63,9 @@ class Case(NamedTuple):
     heads: str = "auto"
     """Heads of queries, x, heads of keys and values."""
     drafts: str = "auto"
-    """``head``: a draft head of random weights drafts in each step."""
+    """``head``, ``mtp``: a draft head, or layer, of random weights drafts in each step."""
+    adapters: str = "auto"
+    """``lora``: two of three requests have an adapter, of which one is activated."""
 
     @property
     def overrides(self) -> dict[str, int]:
@@ -94,13 +101,30 @@ if THOROUGH:
         Case("llama", "bfloat16", drafts="head"),
         Case("qwen3_moe", "float32", "int8", drafts="head"),
         Case("gemma3", "bfloat16", "auto", "int8", drafts="head"),
+        Case("deepseek_v3", "float32", drafts="mtp"),
+        Case("glm4_moe", "bfloat16", "int8", drafts="mtp"),
+        Case("qwen3_5", "bfloat16", "auto", "int8", drafts="mtp"),
     ]
+    CASES += [
+        Case(family, dtype, *quantization, adapters="lora")
+        for family, dtype, *quantization in (
+            ("llama", "bfloat16"),
+            ("qwen3_moe", "bfloat16", "int8"),
+            ("gemma3", "bfloat16", "int4", "int8"),
+            ("deepseek_v3", "float32"),
+            ("qwen3_5", "bfloat16"),
+            ("gpt_oss", "float32", "int4", "int8"),
+        )
+    ]
+    CASES += [Case("llama", "bfloat16", drafts="head", adapters="lora")]
 
 
 @dataclass(frozen=True)
 class Request:
     prompt: list[int]
     sampling: SamplingParams
+    adapter: str
+    """Where the case has adapters."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +155,9 @@ def make_requests() -> list[Request]:
                 ignore_eos=True,
                 logprobs=3,
             )
-            requests.append(Request(document + tokens(1, 40), sampling))
+            adapter = ("", *ADAPTERS)[seed % 3]
+            begin = INVOCATION if adapter == "activated" else []
+            requests.append(Request(document + begin + tokens(1, 40), sampling, adapter))
     return requests
 
 
@@ -191,7 +217,8 @@ class Model:
             kv_cache_dtype=self.case.kv_cache,
             kernel_threads=threads,
             context_length=CONTEXT,
-            speculation="off" if self.case.drafts == "auto" else self.case.drafts,
+            speculation="off" if self.case.drafts == "auto" else "head",
+            lora=None if self.case.adapters == "auto" else lora_setting(self.folder),
             **{**usual, **settings},
         )
 
@@ -210,9 +237,17 @@ def model(
 ) -> Iterator[Model]:
     case: Case = request.param
     folder = tmp_path_factory.mktemp(case.family)
-    make_checkpoint(case.family, folder, max_position_embeddings=CONTEXT, **case.overrides)
+    make = make_with_mtp if case.drafts == "mtp" else make_checkpoint
+    make(case.family, folder, max_position_embeddings=CONTEXT, **case.overrides)
+    if case.adapters == "lora":
+        make_adapters(folder)
     model = Model(folder, case._replace(drafts="auto"))
-    cold = answers(model.engine(), Steps(), batch=1)
+    engine = model.engine()
+    cold = answers(engine, Steps(), batch=1)
+    if case.adapters == "lora":
+        prompt = REQUESTS[0].prompt + INVOCATION
+        one = {str(engine.generate([prompt], adapters=name)) for name in ("", *ADAPTERS)}
+        assert len(one) == 3, "two adapters answer alike"
     assert len({answer.token_ids for answer in cold}) > len(cold) / 2, "the model repeats itself"
     with pytest.MonkeyPatch.context() as patched:
         if case.drafts == "head":
@@ -221,6 +256,27 @@ def model(
             patched.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
             patched.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
         yield Model(folder, case, cold)
+
+
+def make_adapters(folder: Path) -> None:
+    """Save a plain adapter of everything that the model has, and an activated one."""
+    make_adapter(folder, folder / "plain", None, size=0.4)
+    activated = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules=r".*_attn\.(q_proj|q_b_proj|v_proj|o_proj|in_proj_qkv)",
+        alora_invocation_tokens=INVOCATION,
+        r=5,
+    )
+    make_adapter(folder, folder / "activated", activated, seed=1, size=0.4)
+
+
+def lora_setting(folder: Path) -> str:
+    return " ".join(f"{name}={folder / name}" for name in ADAPTERS)
+
+
+def adapters_of(engine: InProcessEngine, requests: list[Request]) -> list[str]:
+    has_adapters = bool(engine.scheduler.adapters.infos)
+    return [request.adapter if has_adapters else "" for request in requests]
 
 
 def answers(
@@ -242,7 +298,8 @@ def answers(
         some = requests[first : first + batch]
         salts = [f"prompt {first + i}" if salt is None else salt for i in range(len(some))]
         prompts, sampling = [one.prompt for one in some], [one.sampling for one in some]
-        tokens = engine.generate(prompts, sampling, salts)
+        names = adapters_of(engine, some)
+        tokens = engine.generate(prompts, sampling, salts, adapters=names)
         steps.cached += engine.cached
         done += [
             Answer(tuple(ids), as_bytes(rows))
@@ -316,7 +373,8 @@ def test_an_engine_that_takes_over(model: Model) -> None:
     engine = model.engine()
     for request, answer in zip(REQUESTS[:20], model.expected, strict=False):
         begun = list(answer.token_ids[:5])
-        rest = engine.generate_from(request.prompt, begun, request.sampling)
+        (name,) = adapters_of(engine, [request])
+        rest = engine.generate_from(request.prompt, begun, request.sampling, adapter=name)
         assert tuple(begun + rest) == answer.token_ids
         assert answer.logprobs.endswith(
             b"".join(row.token_ids + np.array(row.logprobs).tobytes() for row in engine.logprobs[0])
@@ -324,17 +382,18 @@ def test_an_engine_that_takes_over(model: Model) -> None:
 
 
 def test_log_probabilities_of_prompts(model: Model) -> None:
-    prompts = [request.prompt for request in REQUESTS[:3]]
+    requests = REQUESTS[:3]
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=2, seed=0, ignore_eos=True)
     alone, together = model.engine(), model.engine(threads=2, chunked_prefill_size=100)
-    expected = [one for prompt in prompts for one in scores(alone, [prompt], sampling)]
-    assert scores(together, prompts, sampling) == expected
+    expected = [one for request in requests for one in scores(alone, [request], sampling)]
+    assert scores(together, requests, sampling) == expected
 
 
 def scores(
-    engine: InProcessEngine, prompts: list[list[int]], sampling: SamplingParams
+    engine: InProcessEngine, requests: list[Request], sampling: SamplingParams
 ) -> list[list[tuple[list[int], list[float]]]]:
-    engine.generate(prompts, sampling)
+    prompts = [request.prompt for request in requests]
+    engine.generate(prompts, sampling, adapters=adapters_of(engine, requests))
     return [
         [(unpack_ids(row.token_ids).tolist(), row.logprobs) for row in rows]
         for rows in engine.prompt_logprobs

@@ -3,7 +3,6 @@ are; and changes no answer."""
 
 import json
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.models.eagle3 import Eagle3Head
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.drafts.drafters import Draft
-from radixrt.worker.drafts.head import HeadDrafter
-from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
+from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint
-from tests.draft_heads import PlainHead, make_head
+from tests.draft_heads import Drafted, Foresight, PlainHead, check_drafts, make_head, watch_drafts
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA
 from tests.engine.test_speculation import TORTURE, answers, twenty_requests
@@ -43,37 +40,9 @@ def head(
     return make_head(tmp_path_factory.mktemp("head"), config, request.param)
 
 
-@dataclass
-class Drafted:
-    """One call of the head: the texts behind which it drafts, by slot, and what it gives."""
-
-    texts: dict[int, list[int]]
-    logits: list[torch.Tensor] = field(default_factory=list)
-
-
 @pytest.fixture
 def drafted(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
-    """What heads draft in this test: at any price, though hardly any token is accepted."""
-    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
-    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.0)
-    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
-    monkeypatch.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
-    calls: list[Drafted] = []
-    draft, logits = HeadDrafter.draft, Eagle3Head.logits
-
-    def watched(drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
-        ready = [slot for slot in wanted if drafter._is_ready(drafter._followed[slot])]
-        calls.append(Drafted({slot: list(drafter._followed[slot].text) for slot in ready}))
-        draft(drafter, {slot: min(n, 4) for slot, n in wanted.items()}, -1.0)
-
-    def kept(head: Eagle3Head, hidden: torch.Tensor) -> torch.Tensor:
-        found = logits(head, hidden)
-        calls[-1].logits.append(found.clone())
-        return found
-
-    monkeypatch.setattr(HeadDrafter, "draft", watched)
-    monkeypatch.setattr(Eagle3Head, "logits", kept)
-    return calls
+    return watch_drafts(monkeypatch, Eagle3Head)
 
 
 class Expected:
@@ -84,22 +53,15 @@ class Expected:
         self._head = PlainHead(head, self._model.get_input_embeddings().weight)
 
     @torch.inference_mode()
+    def chain(self, text: list[int], length: int) -> list[torch.Tensor]:
+        tokens = torch.tensor([text[:-1]])
+        states = self._model(tokens, output_hidden_states=True).hidden_states
+        read = torch.cat([states[layer][0] for layer in self._head.layers], -1)
+        return self._head.chain(text, read, length)
+
     def check(self, drafted: list[Drafted]) -> int:
         """Compare drafts; returns their number."""
-        count = 0
-        for one in drafted:
-            for row, text in enumerate(one.texts.values()):
-                tokens = torch.tensor([text[:-1]])
-                states = self._model(tokens, output_hidden_states=True).hidden_states
-                read = torch.cat([states[layer][0] for layer in self._head.layers], -1)
-                # rows stay in one order while all slots go on
-                found = [rows for rows in one.logits if len(rows) == len(one.texts)]
-                for mine, theirs in zip(
-                    found, self._head.chain(text, read, len(found)), strict=True
-                ):
-                    torch.testing.assert_close(mine[row], theirs, rtol=1e-4, atol=1e-4)
-                count += bool(found)
-        return count
+        return check_drafts(drafted, self.chain)
 
 
 def prompts(count: int, low: int, high: int, seed: int = 0) -> list[list[int]]:
@@ -157,27 +119,27 @@ def test_a_head_reads_what_another_sequence_computes(
     assert Expected(model_dir, head).check(drafted) > 20
 
 
-@pytest.mark.parametrize("poison", ["nan", "constant", "random"])
-def test_a_poisoned_head_changes_no_answer(
-    model_dir: Path,
-    config: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    poison: str,
-) -> None:
+@pytest.fixture(params=["nan", "constant", "random"])
+def poisoned(request: pytest.FixtureRequest, config: dict[str, Any], tmp_path: Path) -> str:
     folder = make_head(tmp_path / "head", config, seed=3)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    if poison == "nan":
+    if request.param == "nan":
         tensors["fc.weight"].fill_(float("nan"))
-    elif poison == "constant":
+    elif request.param == "constant":
         tensors["lm_head.weight"].zero_()
     save_file(tensors, file)
+    return str(folder)
+
+
+def test_a_poisoned_head_changes_no_answer(
+    model_dir: Path, poisoned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
     monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
-    plain, poisoned = (
+    plain, engine = (
         InProcessEngine(model_dir, **settings)  # type: ignore[arg-type]
-        for settings in ({}, {"speculation": "auto", "draft_model": str(folder)})
+        for settings in ({}, {"speculation": "auto", "draft_model": poisoned})
     )
     asked = prompts(6, 5, 30)
     sampling = [
@@ -188,10 +150,25 @@ def test_a_poisoned_head_changes_no_answer(
         for index in range(6)
     ]  # fmt: skip
     for _ in range(2):
-        assert poisoned.generate(asked, sampling) == plain.generate(asked, sampling)
-        assert poisoned.logprobs == plain.logprobs
-    drafted = poisoned.scheduler.state.counters.drafted_tokens["head"]
-    assert (drafted == 0) == (poison == "nan")
+        assert engine.generate(asked, sampling) == plain.generate(asked, sampling)
+        assert engine.logprobs == plain.logprobs
+    assert engine.scheduler.state.counters.drafted_tokens["head"] > 0
+
+
+def test_a_poisoned_head_is_soon_left_alone(
+    model_dir: Path, poisoned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may cost 5 % of an answer; a draft token costs a twentieth of a step, and as much again
+    where it is verified."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.05)
+    engine = InProcessEngine(model_dir, speculation="head", draft_model=poisoned)
+    sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=400, ignore_eos=True)
+    engine.generate(prompts(1, 20, 20), sampling)
+    computed = engine.runner._head.computed
+    verified = engine.scheduler.state.counters.drafted_tokens["head"]
+    assert 5 < verified <= computed
+    assert 0.05 * (computed + verified) < 0.05 * 400
 
 
 def test_a_head_for_another_model_is_refused(
@@ -224,28 +201,6 @@ def test_a_head_is_refused_where_it_cannot_draft(
 
 
 # ------------------------------------------------------------ answers with a head
-
-
-class Foresight:
-    """Puts tokens that the model will give into a head's drafts, and some that it will not. The
-    head computes its own all the same."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.texts: list[list[int]] = []
-        self._rng = random.Random(0)
-        self._draft = HeadDrafter.draft
-        monkeypatch.setattr(HeadDrafter, "draft", lambda *args: self.draft(*args))
-
-    def draft(self, drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
-        self._draft(drafter, wanted, least)
-        for slot in drafter._drafts:
-            text = drafter._followed[slot].text
-            coming = next((t[len(text) :] for t in self.texts if t[: len(text)] == text), [])
-            tokens = coming[: self._rng.randint(1, 6)]
-            if tokens and self._rng.random() < 0.4:
-                tokens[self._rng.randrange(len(tokens))] ^= 1
-            if tokens:
-                drafter._drafts[slot] = Draft(tokens)
 
 
 @pytest.mark.parametrize("case", ["roomy", "crowded", "int8"])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_
 from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.models.loader import load_model
+from radixrt.models.mtp import MtpHead
 from radixrt.models.vision.sees import ImageRows
 from radixrt.scheduler.sequence import Sequence
 from radixrt.tokenizer.images.places import ImagePlacer
@@ -32,7 +34,8 @@ from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
-from radixrt.worker.build import use_threads
+from radixrt.worker.threads import use_threads
+from tests.draft_heads import watch_drafts
 from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.image_checkpoints import (
     FAMILIES,
@@ -46,6 +49,7 @@ from tests.image_checkpoints import (
     png,
     user,
 )
+from tests.mtp_checkpoints import add_mtp
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))
@@ -60,19 +64,22 @@ Chat = list[dict[str, Any]]
 class Sees:
     """A checkpoint that sees images: the engine's encoder of prompts, and transformers'."""
 
-    def __init__(self, family: str, folder: Path) -> None:
+    def __init__(self, family: str, folder: Path, served: Callable[[Path], Path] = Path) -> None:
         self.family = family
         self.folder = make_image_checkpoint(family, folder)
+        self.served = served(self.folder)
         vision = self.engine().info.vision
         assert isinstance(vision, VisionInfo)
         self.vision = vision
-        vocabulary = Vocabulary.load(ServerConfig(model_path=str(folder)))
+        vocabulary = Vocabulary.load(ServerConfig(model_path=str(self.served)))
         placeholder = vocabulary.special_tokens[vision.image_token].content
         self._encoder = PromptEncoder(vocabulary)
-        self._encoder.serve_images(ImagePlacer(ImageProcessor(folder, vision), placeholder), "")
+        self._encoder.serve_images(
+            ImagePlacer(ImageProcessor(self.served, vision), placeholder), ""
+        )
 
     def engine(self, **settings: Any) -> InProcessEngine:
-        return InProcessEngine(self.folder, page_size=8, context_length=1024, **settings)
+        return InProcessEngine(self.served, page_size=8, context_length=1024, **settings)
 
     def encode(self, chat: Chat) -> EncodedPrompt:
         return self._encoder.encode(ChatPrompt(chat), LIMITS)
@@ -440,3 +447,19 @@ def test_experts_may_be_transposed(tmp_path: Path) -> None:
         )
         assert len(plain) == (8 if projection == "gate_up_proj" else 4)
         assert all(torch.equal(plain[one], transposed[one]) for one in plain)
+
+
+def test_drafts_of_a_further_layer_change_no_answer_about_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer reads placeholders; Qwen3.5 has it, recurrent layers and positions in three axes."""
+    watch_drafts(monkeypatch, MtpHead)
+    sees = Sees("qwen3_5", tmp_path)
+    asked = [sees.encode(chat) for chat in CHATS.values()]
+    expected = sees.engine().generate(asked, GREEDY)
+    add_mtp(tmp_path)
+    engine = sees.engine(speculation="head")
+    assert engine.info.speculation == "mtp"
+    for _ in range(2):
+        assert engine.generate(asked, GREEDY) == expected
+    assert engine.scheduler.state.counters.drafted_tokens["mtp"] > 100

@@ -9,12 +9,12 @@ import torch
 import radixrt_kernels
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.layers.lora import LoraStack, LowRank, StepRows
-from radixrt_kernels import tape
+from radixrt_kernels import lora, tape
 from tests.expert_stacks import dense_stack
 
 WEIGHT, COS_SIN = torch.randn(8), torch.randn(10, 8)
 EXPERTS = tuple(dense_stack(torch.randn(4, rows, columns)) for rows, columns in ((12, 16), (16, 6)))
-ADAPTER_ROWS, ADAPTERS = StepRows(2), list[LoraStack]()
+ADAPTER_ROWS, ADAPTERS = StepRows(2, lora), list[LoraStack]()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,7 +22,7 @@ def packed() -> None:
     if radixrt_kernels.available():
         ADAPTERS.append(LoraStack([8], 8, 16, ADAPTER_ROWS, 2, torch.float32))
         for place in range(2):
-            ADAPTERS[0].put(place, [LowRank(torch.randn(4, 8), torch.randn(8, 4))])
+            ADAPTERS[0].put(place, [[LowRank(torch.randn(4, 8), torch.randn(8, 4))]])
         for stack in EXPERTS:
             stack.matrix = NativeKernels().pack_stack(stack.matrix, stack.count)
 

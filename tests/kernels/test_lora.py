@@ -4,7 +4,7 @@ has alone."""
 import pytest
 import torch
 
-from radixrt_kernels import lora, mixture
+from radixrt_kernels import lora
 from radixrt_kernels.reference import lora as reference
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -28,22 +28,28 @@ class Layer:
             self.ranks[adapter, part] = rank
             self.down[adapter, part, rank:] = 0
             self.ups[part][adapter, :, rank:] = 0
-        self.packed_down = torch.stack([lora.pack_down(one.flatten(0, 1)) for one in self.down])
-        each = ([up[adapter] for up in self.ups] for adapter in range(ADAPTERS))
-        self.packed_up = torch.stack([lora.pack_up(ups) for ups in each])
+        self.pad(RANK)
+
+    def pad(self, rank: int) -> None:
+        """Pack the adapters for a rank."""
+        self.rank, zeros = rank, rank - RANK
+        down = torch.nn.functional.pad(self.down, (0, 0, 0, zeros))
+        ups = [torch.nn.functional.pad(up, (0, zeros)) for up in self.ups]
+        self.packed_down = torch.stack([lora.pack_down(one.flatten(0, 1)) for one in down])
+        each = ([up[adapter] for up in ups] for adapter in range(ADAPTERS))
+        self.packed_up = torch.stack([lora.pack_up(one) for one in each])
 
     def add(
         self, hidden: torch.Tensor, adapters: torch.Tensor, output: torch.Tensor
     ) -> torch.Tensor:
         output = output.clone()
-        groups = mixture.group_by_expert(adapters.unsqueeze(1), ADAPTERS + 1)
+        groups = lora.group_rows(adapters, ADAPTERS)
         lora.add_lora_(
             hidden,
-            groups.tokens,
-            groups.starts,
+            groups,
             self.packed_down,
             self.packed_up,
-            RANK,
+            self.rank,
             self.ranks,
             self.widths,
             output,
@@ -94,6 +100,16 @@ def test_what_an_adapter_does_not_change_keeps_its_bits(isa: str) -> None:
     untouched = torch.cat((added[0], added[1, 16:], added[2, :16]))
     assert untouched.signbit().all() and (untouched == 0).all()
     assert (added[1, :16] != 0).all() and (added[2, 16:] != 0).all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_zeros_behind_a_rank_change_no_bit(isa: str, dtype: torch.dtype) -> None:
+    layer = Layer((20, 33), dtype)
+    hidden, output = torch.randn(9, COLUMNS).to(dtype), torch.randn(9, 53).to(dtype)
+    adapters = torch.arange(9) % (ADAPTERS + 1)
+    narrow = layer.add(hidden, adapters, output)
+    layer.pad(2 * RANK)
+    assert torch.equal(layer.add(hidden, adapters, output), narrow)
 
 
 def test_wrong_shapes_are_refused(isa: str) -> None:

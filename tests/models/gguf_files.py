@@ -23,6 +23,9 @@ _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
+    "qwen2_vl_text": "qwen2vl",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl",
     "olmo3": "olmo2",
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
@@ -33,6 +36,8 @@ _ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     **gguf_hybrids.ARCHITECTURES,
 }
+_TOWERS = ("_vision.", "vision_tower.", "vision_model.", "visual.", "projector.", "connector.")
+"""Parts of the names of tensors that are not in the file of the language model."""
 _PERMUTED = ("llama", "mistral", "ministral3", "granite", "smollm3", "granitemoehybrid", "bamba")
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 
@@ -142,9 +147,10 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     with a suffix."""
     stacks: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        if "_vision." in name or "vision_tower." in name:
+        if any(part in name for part in _TOWERS):
             continue
-        name = name.replace("model.language_model.", "model.")
+        name = name.removeprefix("language_model.")
+        name = re.sub(r"^model\.(language|text)_model\.", "model.", name)
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         stacks.setdefault(re.sub(r"(\.experts)\.\d+\.", r"\1.", name), []).append(tensor)
     return {
@@ -267,8 +273,12 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         rope = rope["full_attention"]
     stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
     writer.add_rope_freq_base(rope["rope_theta"] * stretch)
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     if "llama_4_scaling_beta" in rope:
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        if rope["rope_type"] == "default":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(rotated)
     _add_rope_scaling(writer, config, rope, rotated)

@@ -15,6 +15,7 @@ from radixrt.device.machine import OTHER_BYTES
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.gguf import hub as hub_module
 from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.images import why_no_images
 from radixrt.models.local import local_models
 from tests.fake_hub import FakeHub
 
@@ -91,6 +92,16 @@ def test_a_new_version_is_downloaded_and_the_old_one_serves_without_it(
         "hf:maker/packed:Q4_K_M": None,
         "hf:maker/packed:F32": None,
     }
+
+
+def test_the_tower_comes_with_its_model(hub: FakeHub, packed: dict[str, bytes]) -> None:
+    """One of several; one that can't be read leaves the model its text."""
+    towers = dict.fromkeys(("mmproj-F16.gguf", "mmproj-F32.gguf", "other/mmproj.gguf"), b"none")
+    hub.repositories["maker/packed"] = packed | towers
+    served = resolve_model_path("hf:maker/packed:F32")
+    assert sorted(hub.downloads) == ["m-F32.gguf", "mmproj-F16.gguf"]
+    reason = why_no_images(served, check_checkpoint(served), "cpu")
+    assert reason is not None and "mmproj-F16.gguf is no readable GGUF file" in reason
 
 
 def test_all_parts_of_the_default_quantization_are_downloaded(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.scheduling import SchedulerSettings
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.calls import CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
@@ -20,6 +20,7 @@ from radixrt.messages.requests import (
     NO_HINTS,
     NO_TENANT,
     CacheHints,
+    IdleKind,
     PoolingRequest,
     RequestOptions,
     Tenant,
@@ -125,7 +126,7 @@ class EngineModel:
         adapter: str = "",
         messages_end: int = 0,
         shares: bool = False,
-        idle: bool = False,
+        idle: IdleKind = "",
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)

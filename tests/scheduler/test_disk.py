@@ -4,9 +4,11 @@ evicted, read, damaged or started again.
 ``RADIXRT_SCHEDULER_EXAMPLES`` says how many histories are tried.
 """
 
+import itertools
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ class Server:
     def answer(self, prompt: list[int], **options: object) -> int:
         """Run a request, and write what is to be written; returns its tokens read from disk."""
         seq_id = self.engine.add(prompt, **options)  # type: ignore[arg-type]
-        sequence = self.engine.scheduler._sequences[seq_id]
+        sequence = self.engine.scheduler.open.get(seq_id)
         self.settle()
         return 0 if sequence.disk_read is None else sequence.disk_read.tokens
 
@@ -154,6 +156,31 @@ def test_evicted_pages_come_back_from_disk(server: Server) -> None:
     for number in range(4):
         server.answer([100 + number] * 150)
     assert server.answer(PROMPT) > 0
+
+
+def is_on_disk(server: Server, prompt: list[int]) -> bool:
+    """Whether the first page of a prompt is."""
+    first = np.array(prompt[:4], np.int32).tobytes()
+    return any(name.depth == 0 and name.tokens == first for name, *_ in server.pages.index.pages())
+
+
+def test_what_was_dropped_for_others_returns_once_more_before_it_is_written(tmp_path: Path) -> None:
+    server = Server(tmp_path / "cache", limits(num_pages=40), num_slots=12)
+    tree, others = server.engine.scheduler.state.kv.tree, itertools.count(100)
+
+    def ask_others_while(condition: Callable[[], bool]) -> None:
+        while condition():
+            server.answer([next(others)] * 41)
+
+    def is_in_memory() -> bool:
+        match = tree.match(np.array(PROMPT, np.int32), BASE_ROOT)
+        return match is not None and match.num_pages > 0
+
+    for is_written in (True, False, True):
+        server.answer(PROMPT)
+        ask_others_while(is_in_memory)
+        assert is_on_disk(server, PROMPT) == is_written
+        ask_others_while(lambda: is_on_disk(server, PROMPT))
 
 
 BOB = Tenant(name="bob", cache_namespace="key:bob")

@@ -25,7 +25,7 @@ def idle_model(share: float = 1.0, **changes: object) -> tuple[EngineModel, Cloc
 
 def test_an_idle_prompt_is_in_the_tree_afterwards_and_counts_apart() -> None:
     model, _ = idle_model()
-    idle = model.add(LONG, max_tokens=0, idle=True)
+    idle = model.add(LONG, max_tokens=0, idle="expected")
     model.run()
     counters = model.scheduler.state.counters
     assert counters.idle_tokens == len(LONG)
@@ -39,7 +39,7 @@ def test_an_idle_prompt_is_in_the_tree_afterwards_and_counts_apart() -> None:
 
 def test_a_request_waits_for_one_idle_step_and_the_idle_work_goes_on_behind_it() -> None:
     model, _ = idle_model()
-    idle = model.add(LONG, max_tokens=0, idle=True)
+    idle = model.add(LONG, max_tokens=0, idle="expected")
     model.plan()
     model.absorb()
     model.plan()
@@ -60,7 +60,7 @@ def test_a_request_waits_for_one_idle_step_and_the_idle_work_goes_on_behind_it()
 
 def test_idle_steps_take_no_more_than_their_share() -> None:
     model, clock = idle_model(share=0.25)
-    model.add(LONG, max_tokens=0, idle=True)
+    model.add(LONG, max_tokens=0, idle="expected")
     model.plan()
     result = model.worker.step(model.sent.popleft())
     result = replace(result, step_s=2.0)
@@ -75,6 +75,35 @@ def test_idle_steps_take_no_more_than_their_share() -> None:
     assert model.finished
 
 
+def test_prompts_that_arrive_come_first_and_never_rest() -> None:
+    model, clock = idle_model(share=0.25)
+    expected = model.add(LONG, max_tokens=0, idle="expected")
+    model.plan()
+    result = replace(model.worker.step(model.sent.popleft()), step_s=2.0)
+    model._take(model.scheduler.absorb(result))
+    assert model.plan() is None and model.scheduler.state.idle.seconds_to_rest() == 6.0
+    arriving = model.add([5] * 150, max_tokens=0, idle="arriving")
+    while arriving not in model.finished:
+        assert model.plan() is not None, "it does not rest"
+        model.absorb()
+    assert expected not in model.finished and model.plan() is None
+    rest = model.scheduler.state.idle.seconds_to_rest()
+    assert rest is not None and rest > 0
+    while expected not in model.finished:
+        clock.now += 100.0
+        assert model.plan() is not None
+        model.absorb()
+
+
+def test_an_idle_step_is_short_before_any_time_is_known() -> None:
+    most = {"max_prefill_tokens": 4096, "chunked_prefill_size": 4096, "context_length": 2048}
+    model, _ = idle_model(**most, num_pages=600, max_step_ms=None)
+    model.add([i % 43 for i in range(2000)], max_tokens=0, idle="expected")
+    plan = model.plan()
+    assert plan is not None and plan.prefill[0].num_tokens <= 64
+    model.run()
+
+
 def test_no_share_no_idle_work() -> None:
     model, _ = idle_model(share=0.0)
     refused = model.scheduler.add(_request(model))
@@ -83,14 +112,14 @@ def test_no_share_no_idle_work() -> None:
 
 def _request(model: EngineModel):
     other, _ = idle_model()
-    return other.requests[other.add(LONG, max_tokens=0, idle=True)]
+    return other.requests[other.add(LONG, max_tokens=0, idle="expected")]
 
 
 def test_a_client_may_take_its_idle_prompt_back_at_any_time() -> None:
     for steps in range(3):
         model, _ = idle_model()
-        first = model.add(LONG, max_tokens=0, idle=True)
-        second = model.add([3] * 90, max_tokens=0, idle=True)
+        first = model.add(LONG, max_tokens=0, idle="expected")
+        second = model.add([3] * 90, max_tokens=0, idle="expected")
         for _ in range(steps):
             model.plan()
             model.absorb()
@@ -107,7 +136,7 @@ def test_random_requests_beside_idle_work() -> None:
         for _ in range(120):
             if rng.random() < 0.2:
                 size = rng.randrange(1, 150)
-                model.add(LONG[:size], max_tokens=0, idle=True)
+                model.add(LONG[:size], max_tokens=0, idle="expected")
             if rng.random() < 0.2:
                 model.add(LONG[: rng.randrange(1, 60)], max_tokens=rng.randrange(1, 9))
             if model.plan() is not None:

@@ -44,14 +44,15 @@ def prefixes(tree: RadixTree) -> Prefixes:
 class Survivor:
     """An engine whose scheduler dies, and whose pool and record stay."""
 
-    def __init__(self, of: SchedulerLimits) -> None:
-        self.limits = of
+    def __init__(self, of: SchedulerLimits, state_delay: int = 0) -> None:
+        self.limits, self._state_delay = of, state_delay
         self.memory = bytearray(record_bytes(of.num_pages, of.page_size))
-        self.engine = EngineModel(of)
+        self.engine = EngineModel(of, has_states=of.kept_states > 0)
         self._record()
 
     def _record(self) -> None:
-        record = PoolRecord(self.memory, self.limits.num_pages, self.limits.page_size)
+        of = self.limits
+        record = PoolRecord(self.memory, of.num_pages, of.page_size, self._state_delay)
         self.taken_over = self.engine.scheduler.state.kv.keep_record(record)
 
     @property
@@ -71,9 +72,23 @@ class Survivor:
             place: value if complete[place[0]] else value ^ 1
             for place, value in old.worker.memory.items()
         }
-        self.engine = EngineModel(self.limits)
-        self.engine.worker.memory = memory
+        rows = set(self._recorded_states()[complete].tolist())
+        kept = {row: value if row in rows else value ^ 1 for row, value in old.worker.kept.items()}
+        self.engine = EngineModel(self.limits, has_states=self.limits.kept_states > 0)
+        self.engine.worker.memory, self.engine.worker.kept = memory, kept
         self._record()
+
+    def _recorded_states(self) -> np.ndarray:
+        """The row of the state behind each page, as the memory has it."""
+        of = self.limits
+        end = -(-4 * of.num_pages // 64) * 64
+        start = len(self.memory) - end
+        return np.frombuffer(self.memory, np.int32, of.num_pages, start) - 1
+
+    def states(self) -> set[int]:
+        """The pages of the tree behind which there is a state."""
+        pages = {page for node in self.tree.nodes() for page in node.pages.tolist()}
+        return self.engine.scheduler.state.kv.states.readable_pages() & pages
 
     def answer(self, prompt: list[int], **options: Any) -> int:
         """The cached tokens of a request."""
@@ -119,6 +134,30 @@ def test_what_was_used_last_is_evicted_last_after_a_death(survivor: Survivor) ->
     survivor.kill()
     survivor.answer([8] * 70)
     assert survivor.answer([3] * 30) == 28 and survivor.answer([0] * 30) == 0
+
+
+def hybrid(**changes: int) -> SchedulerLimits:
+    return limits(**({"num_pages": 100, "kept_states": 40, "state_interval": 32} | changes))
+
+
+def test_states_of_recurrent_layers_outlive_the_scheduler() -> None:
+    survivor = Survivor(hybrid())
+    for prompt in (PROMPT, [9] * 30):
+        survivor.answer(prompt)
+    before = survivor.states()
+    survivor.kill()
+    assert survivor.states() == before and before
+    assert survivor.answer(PROMPT) == 40 and survivor.answer([9] * 30) == 28
+
+
+def test_the_ranks_of_a_state_are_awaited_with_the_next_step() -> None:
+    survivor = Survivor(hybrid(), state_delay=1)
+    survivor.answer(PROMPT[:30], max_tokens=1)
+    survivor.kill()
+    assert survivor.taken_over == 7 and not survivor.states()
+    survivor.answer(PROMPT[:30], max_tokens=2)
+    survivor.kill()
+    assert survivor.answer(PROMPT[:30]) == 28
 
 
 def recorded(memory: bytearray) -> list[list[int]]:
@@ -193,9 +232,16 @@ def test_a_record_of_another_pool_is_emptied() -> None:
 
 class SurvivorMachine(RuleBasedStateMachine):
     @initialize(
-        page_size=st.sampled_from([1, 4, 16]), spare=st.integers(0, 30), running=st.integers(1, 5)
+        page_size=st.sampled_from([1, 4, 16]),
+        spare=st.integers(0, 30),
+        running=st.integers(1, 5),
+        states=st.sampled_from([0, 5, 20]),
+        state_delay=st.integers(0, 1),
     )
-    def begin(self, page_size: int, spare: int, running: int) -> None:
+    def begin(
+        self, page_size: int, spare: int, running: int, states: int, state_delay: int
+    ) -> None:
+        self.states_are_sure = state_delay == 0
         num_pages = -(-CONTEXT // page_size) + spare
         self.survivor = Survivor(
             limits(
@@ -203,7 +249,10 @@ class SurvivorMachine(RuleBasedStateMachine):
                 num_pages=num_pages,
                 context_length=CONTEXT,
                 max_running_requests=running,
-            )
+                kept_states=states,
+                state_interval=2 * page_size,
+            ),
+            state_delay,
         )
 
     @property
@@ -248,11 +297,14 @@ class SurvivorMachine(RuleBasedStateMachine):
         if all_done:
             self.engine.plan()
             all_done = not self.engine.sent
-        before = prefixes(self.survivor.tree)
+        before, states = prefixes(self.survivor.tree), self.survivor.states()
         self.survivor.kill(unanswered)
         after = prefixes(self.survivor.tree)
         assert after <= before
         assert after == before or not all_done, "all steps were answered, so nothing may be lost"
+        assert self.survivor.states() <= states
+        if all_done and self.states_are_sure:
+            assert self.survivor.states() == states
 
     @invariant()
     def everything_is_accounted_for(self) -> None:

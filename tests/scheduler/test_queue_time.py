@@ -171,10 +171,10 @@ def test_answers_that_have_begun_are_never_refused_for_their_wait() -> None:
     engine.plan()
     resumed = engine.add([4, 5, 6], max_tokens=5, num_output=1, ignore_eos=True)
     new = engine.add([7, 8, 9], max_tokens=5, ignore_eos=True)
-    assert engine.scheduler.queue_time.seconds_to_next_overdue() == 5
+    assert engine.scheduler.open.queue_time.seconds_to_next_overdue() == 5
     now[0] = 6.0
     assert [refused.seq_id for refused in engine.scheduler.refuse_overdue()] == [new]
-    assert engine.scheduler.queue_time.seconds_to_next_overdue() is None
+    assert engine.scheduler.open.queue_time.seconds_to_next_overdue() is None
     engine._end(new, "refused")
     engine.run()
     assert engine.finished[running] == engine.finished[resumed] == "length"
@@ -204,8 +204,10 @@ def test_a_batch_is_accepted_or_refused_as_a_whole() -> None:
     assert not any(request.token_s for batch in refused for request in batch), "none has begun"
     waits_s = [batch[0].ttft_s for batch in finished if batch[0].arrival_s > 15]
     assert max(waits_s) < 1.25 * 5
-    assert engine.scheduler.waits.corrected(1.0) < 2, "prompts that are still to come are counted"
-    groups = engine.scheduler.groups
+    assert engine.scheduler.open.waits.corrected(1.0) < 2, (
+        "prompts that are still to come are counted"
+    )
+    groups = engine.scheduler.open.groups
     assert groups.num_to_come == groups.output_to_come == 0
 
 
@@ -256,4 +258,4 @@ def test_zero_is_no_bound() -> None:
         engine.add(0.1 * number, 300, output_tokens=30)
     engine.run()
     assert len(accepted(engine)) == len(engine.requests)
-    assert engine.scheduler.queue_time.seconds_to_next_overdue() is None
+    assert engine.scheduler.open.queue_time.seconds_to_next_overdue() is None

@@ -206,11 +206,11 @@ def test_deadline_drops_waiting_and_running_sequences() -> None:
             )
         )
     scheduler.plan()
-    assert scheduler.next_deadline() == now + 5
+    assert scheduler.open.next_deadline() == now + 5
     assert not scheduler.drop_expired(now)
     dropped = scheduler.drop_expired(now + 6)
     assert {i: report.finish_reason for i, report in dropped.items()} == {0: "abort", 1: "abort"}
-    assert scheduler.num_running == 0 and scheduler.next_deadline() is None
+    assert scheduler.num_running == 0 and scheduler.open.next_deadline() is None
     check_invariants(scheduler)
 
 
@@ -231,11 +231,11 @@ def test_a_sequence_that_ends_before_its_deadline_leaves_nothing_behind() -> Non
             scheduler.release(np.array([seq_id], dtype=np.int32))
     gc.collect()
     assert sum(isinstance(one, Sequence) for one in gc.get_objects()) == 1
-    assert len(scheduler._deadlines._entries) < counted
-    assert scheduler.next_deadline() == now + 3600
+    assert len(scheduler.open._deadlines._entries) < counted
+    assert scheduler.open.next_deadline() == now + 3600
     scheduler.release(np.array([0], dtype=np.int32))
-    assert scheduler.next_deadline() is None
-    assert scheduler.queue_time.seconds_to_next_overdue() is None
+    assert scheduler.open.next_deadline() is None
+    assert scheduler.open.queue_time.seconds_to_next_overdue() is None
 
 
 def test_flush_drops_only_what_nobody_uses() -> None:

@@ -99,6 +99,35 @@ def test_a_finished_answer_is_given_again_without_a_step() -> None:
     model.run()
 
 
+def test_a_tenant_waits_as_long_whatever_another_has_asked() -> None:
+    """Each has its own namespace, so not even the prompt's KV is shared."""
+    anna = Tenant(name="anna", cache_namespace="key:anna")
+    bert = Tenant(name="bert", cache_namespace="key:bert")
+
+    def steps_beside(prompt: list[int]) -> list[tuple[list[int], int]]:
+        """The steps in which an answer to bert is computed: its chunks, and the slots in use."""
+        model = EngineModel(limits(num_pages=200))
+        settings = {"max_tokens": 12, "shares": True, "ignore_eos": True}
+        model.add(prompt, tenant=anna, **settings)
+        model.run()
+        model.add(prompt, tenant=anna, seed=3, **settings)  # is computed while bert asks
+        model.plan()
+        model.absorb()
+        seen = []
+        own = [model.add(PROMPT, tenant=bert, seed=seed, **settings) for seed in (None, 3)]
+        while not set(own) <= model.finished.keys():
+            plan = model.plan()
+            assert plan is not None
+            model.absorb()
+            chunks = [chunk.num_tokens for chunk in plan.prefill]
+            seen.append((chunks, model.scheduler.num_running))
+        model.run()
+        return seen
+
+    other = [(token + 1) % 43 for token in PROMPT]
+    assert steps_beside(PROMPT) == steps_beside(other)
+
+
 def test_a_longer_answer_goes_on_from_the_stored_end() -> None:
     model = EngineModel(limits())
     first = model.add(PROMPT, max_tokens=5, shares=True, ignore_eos=True)

@@ -152,6 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "no base64": (of_image("%%%%"), 400, "not valid base64"),
     "empty": (of_image(""), 400, "must be a string with an image"),
     "a web address": ({"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}, 400, "fetches no images"),
+    "a secure web address": ({"type": "image_url", "image_url": {"url": "https://169.254.169.254/a.png"}}, 400, "fetches no images"),
     "a file": ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, 400, "fetches no images"),
     "no url": ({"type": "image_url", "image_url": {}}, 400, "data URL"),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Prompts that arrive in pieces, against an engine: what arrives is computed ahead, and the answer is
 that of the whole prompt at once."""
 
+import os
 import random
 import re
 import runpy
@@ -11,10 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 import radixrt.lang as rl
+from tests.checkpoints import make_checkpoint
 from tests.servers import Server, serving
+from tests.tokenizer.test_settled import KINDS, texts
 
+THOROUGH = "RADIXRT_SPLITS" in os.environ
+"""``make test-pieces``: every tokenizer, and 1,000 splits of 50 texts with each."""
+NUM_TEXTS, SPLITS_OF_A_TEXT = (50, 20) if THOROUGH else (4, 3)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pieces.py"
 FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. "
 QUESTION = "What is the port of Vidur?"
@@ -58,7 +65,9 @@ def choice(answer: Any) -> Any:
     return found["message"]["content"] if "message" in found else found["text"]
 
 
-def test_what_has_arrived_is_cached_when_the_prompt_is_committed(client: httpx.Client) -> None:
+def test_what_has_arrived_is_cached_when_the_prompt_is_committed(
+    client: httpx.Client, server: Server
+) -> None:
     content = FACTS * 8 + QUESTION
     messages = [{"role": "user", "content": content}]
     whole = post(client, "/v1/chat/completions", messages=messages, **SAMPLING)
@@ -73,6 +82,7 @@ def test_what_has_arrived_is_cached_when_the_prompt_is_committed(client: httpx.C
     time.sleep(0.3)
     committed = post(client, f"{path}/commit", **SAMPLING)
     assert choice(committed) == choice(whole)
+    assert "Ignored unknown" not in "".join(server.log), "it takes the fields of a chat"
     prompt_tokens = committed["usage"]["prompt_tokens"]
     assert prompt_tokens == whole["usage"]["prompt_tokens"]
     cached = committed["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -100,33 +110,59 @@ def test_every_dialect_may_name_a_prompt(client: httpx.Client) -> None:
     assert client.delete(f"/v1/prompts/{opened}").status_code == 200
 
 
-def test_random_splits_give_the_bits_of_the_whole(client: httpx.Client) -> None:
+@pytest.fixture(scope="module", params=KINDS if THOROUGH else ["demo"])
+def tokenized(
+    request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """A server of a model with one of the tokenizers."""
+    kind = request.param
+    if kind == "demo":
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            yield client
+        return
+    tokenizer = KINDS[kind]()
+    folder = make_checkpoint("llama", tmp_path_factory.mktemp(kind), vocab_size=1024)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    flags = ("--idle-share", "1", "--log-level", "warning", "--context-length", "1024")
+    with (
+        serving(folder, *flags) as own,
+        httpx.Client(base_url=own.url, timeout=60) as client,
+    ):
+        yield client
+
+
+def test_random_splits_give_the_ids_and_bits_of_the_whole(tokenized: httpx.Client) -> None:
     rng = random.Random(1)
-    text = FACTS + "Où est la bibliothèque? 你好 世界 12345 👩‍👩‍👧 e\u0301. " + QUESTION
-    fields = {**SAMPLING, "logprobs": 3, "return_token_ids": True}
-    whole = post(client, "/v1/completions", prompt=text, **fields)["choices"][0]
-    for _ in range(12):
-        client.post("/flush_cache")
-        cuts = sorted(rng.sample(range(1, len(text)), rng.randrange(1, 5)))
-        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        opened = post(client, "/v1/prompts", prompt=pieces[0])["id"]
-        for piece in pieces[1:]:
-            time.sleep(rng.choice([0, 0.05]))
-            post(client, f"/v1/prompts/{opened}", text=piece)
-        found = post(client, f"/v1/prompts/{opened}/commit", **fields)["choices"][0]
-        assert (found["token_ids"], found["logprobs"]) == (whole["token_ids"], whole["logprobs"])
+    fields = {"max_tokens": 4, "seed": 3, "logprobs": 3, "return_token_ids": True, "ignore_eos": True}  # fmt: skip
+    ahead = -stats(tokenized)["idle_tokens"]
+    for text in texts(NUM_TEXTS):
+        tokenized.post("/flush_cache")
+        whole = post(tokenized, "/v1/completions", prompt=text, **fields)["choices"][0]
+        for split in range(SPLITS_OF_A_TEXT):
+            salt = {"cache_salt": str(split)}
+            cuts = sorted(rng.sample(range(1, len(text)), rng.randrange(1, 5)))
+            pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+            opened = post(tokenized, "/v1/prompts", prompt=pieces[0], **salt)["id"]
+            for piece in pieces[1:]:
+                time.sleep(rng.choice([0, 0.005]))
+                post(tokenized, f"/v1/prompts/{opened}", text=piece, **salt)
+            found = post(tokenized, f"/v1/prompts/{opened}/commit", **fields, **salt)["choices"][0]
+            for name in ("prompt_token_ids", "token_ids", "logprobs"):
+                assert found[name] == whole[name], (name, pieces)
+    ahead += stats(tokenized)["idle_tokens"]
+    assert ahead > NUM_TEXTS * SPLITS_OF_A_TEXT, "some tokens of most splits"
 
 
 def test_abandoned_prompts_give_their_pages_back(client: httpx.Client, server: Server) -> None:
-    before = stats(client)["idle_tokens"]
+    before = stats(client)
     opened = post(client, "/v1/prompts", prompt=FACTS * 10)["id"]
-    wait_for_idle_tokens(client, before + 100)
+    wait_for_idle_tokens(client, before["idle_tokens"] + 100)
     assert client.delete(f"/v1/prompts/{opened}").status_code == 200
     assert client.delete(f"/v1/prompts/{opened}").status_code == 404
     refused = client.post("/v1/chat/completions", json={"messages": [], "continue_from": opened})
     assert refused.status_code == 404
     deadline = time.monotonic() + 10
-    while stats(client)["sessions"]:
+    while stats(client)["sessions"] > before["sessions"]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     found = server.info(check_invariants=True)["stats"]

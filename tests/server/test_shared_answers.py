@@ -1,11 +1,11 @@
-"""Equal requests at once are one computation: streams, keys, which are read again at a signal, clients
-that leave, and a worker that dies."""
+"""Equal requests at once are one computation: streams, keys, which are read again at a signal,
+replicas, clients that leave, workers that die, and a replica that drains."""
 
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from radixrt.base.api_keys import digest_of, new_key
-from tests.servers import SHARES_ANSWERS, Server, serving
+from tests.servers import SHARES_ANSWERS, Server, samples, serving
 
 KEYS = ("anna", "bert")
 MESSAGES = [{"role": "user", "content": "The owner of Vidur is Noval. What is the owner of Vidur?"}]
@@ -25,6 +25,7 @@ BODY: dict[str, Any] = {
     "seed": 7,
     "ignore_eos": True,
 }
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -43,6 +44,13 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(key_file: Path) -> Iterator[Server]:
     flags = ("--api-keys", str(key_file), "--log-level", "warning", SHARES_ANSWERS)
     with serving("demo", *flags) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def replicas(key_file: Path) -> Iterator[Server]:
+    """Two of them."""
+    with serving("demo", "--dp", "2", "--api-keys", str(key_file), SHARES_ANSWERS) as one:
         yield one
 
 
@@ -82,14 +90,17 @@ def nearly_equal() -> list[dict[str, Any]]:
     return [{**BODY, "max_tokens": 8, **one} for one in bodies]
 
 
-def test_64_equal_requests_of_two_keys_are_two_computations(server: Server) -> None:
-    stream = {"stream": True, "stream_options": {"include_usage": True}}
+@pytest.mark.parametrize("kind", ["server", "replicas"])
+def test_64_equal_requests_of_two_keys_are_two_computations(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    server: Server = request.getfixturevalue(kind)
     with client_of(server, "anna") as anna, client_of(server, "bert") as bert:
         alone, _ = ask(anna, {**BODY, "cache": {"answers": False}})
         before = generated(anna)
         with ThreadPoolExecutor(64) as pool:
             jobs = [
-                pool.submit(ask, client, {**BODY, **(stream if number % 2 else {})})
+                pool.submit(ask, client, {**BODY, **(STREAM if number % 2 else {})})
                 for number in range(32)
                 for client in (anna, bert)
             ]
@@ -102,11 +113,13 @@ def test_64_equal_requests_of_two_keys_are_two_computations(server: Server) -> N
 
 def test_nearly_equal_requests_are_computed_each_and_answer_as_alone(server: Server) -> None:
     bodies = nearly_equal()
-    with client_of(server, "anna") as anna:
+    with client_of(server, "anna") as anna, client_of(server, "bert") as bert:
         alone = [ask(anna, {**body, "cache": {"answers": False}})[0] for body in bodies]
-        with ThreadPoolExecutor(64) as pool:
-            found = list(pool.map(lambda body: ask(anna, body), bodies))
-        assert [text for text, _ in found] == alone
+        asked = [(anna, {**body, **(STREAM if n % 2 else {})}) for n, body in enumerate(bodies)]
+        asked += [(bert, body) for _, body in asked]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            found = list(pool.map(lambda one: ask(*one), asked))
+        assert [text for text, _ in found] == 2 * alone
         assert not any("replayed_tokens" in usage for _, usage in found)
         again = [ask(anna, body) for body in bodies]
         assert [text for text, _ in again] == alone
@@ -146,6 +159,57 @@ def test_others_go_on_when_clients_leave_and_the_worker_dies(server: Server) -> 
         assert server.info  # it serves on
         stats = anna.get("/get_server_info", params={"check_invariants": "true"})
         assert stats.status_code == 200, stats.text
+
+
+def running_by_replica(client: httpx.Client) -> dict[str, float]:
+    """The sequences in slots."""
+    metrics = samples(client.get("/metrics").text)
+    return {
+        dict(labels)["replica"]: count
+        for (name, labels), count in metrics.items()
+        if name == "radixrt_running_requests"
+    }
+
+
+def kill_worker(server: Server, client: httpx.Client, replica: str) -> None:
+    for process in server.family():
+        line = process.cmdline()
+        if "radixrt.worker" in line and line[line.index("--replica") + 1] == replica:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def drain(server: Server, client: httpx.Client, replica: str) -> None:
+    answer = client.post("/v1/replicas/drain", json={"replica": int(replica)})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("end", [kill_worker, drain])
+def test_shared_answers_go_on_when_their_replica_dies_or_drains(
+    replicas: Server, end: Callable[[Server, httpx.Client, str], None]
+) -> None:
+    body = {**BODY, **STREAM, "max_tokens": 400, "seed": 98 + (end is drain)}
+    with client_of(replicas, "anna") as anna, client_of(replicas, "bert") as bert:
+        alone, _ = ask(anna, {**body, "cache": {"answers": False}})
+        with (
+            ThreadPoolExecutor(8) as pool,
+            anna.stream("POST", "/v1/chat/completions", json=body) as first,
+        ):
+            lines = first.iter_lines()
+            for _ in range(6):
+                next(lines)
+            jobs = [pool.submit(ask, client, body) for client in (anna, bert) for _ in range(3)]
+            for _ in range(20):
+                next(lines)
+            running = running_by_replica(anna)
+            end(replicas, anna, max(running, key=running.__getitem__))
+            assert {job.result()[0] for job in jobs} == {alone}
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        stats = anna.get("/get_server_info", params={"check_invariants": "true"})
+        assert stats.status_code == 200, stats.text
+        deadline = time.monotonic() + 60
+        while end is kill_worker and len(running_by_replica(anna)) < 2:  # the next case drains one
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_sighup_reads_the_keys_again_and_ends_nothing(server: Server, key_file: Path) -> None:

@@ -1,17 +1,23 @@
 """A KV pool that outlives its worker: what was computed before a death is not computed again, and
 has the bits of a cold server."""
 
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.servers import Server, samples, serving
 from tests.torture.leaks import module_of
 
 DOCUMENTS = [[(11 * d + 3 * i) % 400 + 5 for i in range(150 + 40 * d)] for d in range(4)]
+SMALL_DOCUMENTS = [[token % 90 for token in document] for document in DOCUMENTS[:2]]
+SMALL = ("--dtype", "float32", "--speculation", "off", "--max-total-tokens", "2048")
+WHOLE_PAGES = [16 * ((len(document) - 1) // 16) for document in DOCUMENTS]
 
 
 def generate(server: Server, prompts: Any, num_tokens: int = 20) -> list[dict[str, Any]]:
@@ -20,6 +26,13 @@ def generate(server: Server, prompts: Any, num_tokens: int = 20) -> list[dict[st
     response = httpx.post(f"{server.url}/generate", json=body, timeout=120)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def wait_for_pages(server: Server, count: int) -> None:
+    """Until so many pages are on disk."""
+    deadline = time.monotonic() + 30
+    while stats(server)["disk_pages"] < count and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def bits(answers: list[dict[str, Any]]) -> list[tuple[list[int], list[float]]]:
@@ -36,9 +49,16 @@ def generated(server: Server) -> float:
     return samples(metrics)["radixrt_generated_tokens_total", ()]
 
 
-def kill(server: Server, module: str) -> None:
-    (victim,) = [one for one in server.family() if module_of(one) == module]
-    victim.kill()
+def kill(server: Server, module: str, sent: int = signal.SIGKILL, rank: int = 0) -> None:
+    """Let the process of a rank end by a signal."""
+    victims = [one for one in server.family() if module_of(one) == module]
+    victims.sort(key=lambda one: one.cmdline())
+    victims[rank].send_signal(sent)
+    victims[rank].wait(30)  # until the supervisor knows of it
+
+
+def cached_tokens(answers: list[dict[str, Any]]) -> list[int]:
+    return [answer["meta_info"]["cached_tokens"] for answer in answers]
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +80,7 @@ def test_a_death_loses_no_page(server: Server, cold: Server, victim: str) -> Non
     kill(server, victim)
     again = generate(server, DOCUMENTS)
     assert bits(again) == right
-    cached = [answer["meta_info"]["cached_tokens"] for answer in again]
-    assert cached == [16 * ((len(document) - 1) // 16) for document in DOCUMENTS]
+    assert cached_tokens(again) == WHOLE_PAGES
     assert server.info(check_invariants=True)
 
 
@@ -88,5 +107,50 @@ def test_a_second_death_without_a_token_begins_with_an_empty_pool(server: Server
     kill(server, "worker")
     httpx.get(f"{server.url}/v1/cache/stats", timeout=60)
     kill(server, "worker")
-    (answer,) = generate(server, [DOCUMENTS[0]])
-    assert answer["meta_info"]["cached_tokens"] == 0
+    assert cached_tokens(generate(server, [DOCUMENTS[0]])) == [0]
+
+
+def test_a_worker_that_broke_its_memory_leaves_nothing(server: Server, cold: Server) -> None:
+    """It may have written where it should not: a pool is only as good as the process that wrote
+    it."""
+    right = bits(generate(cold, DOCUMENTS))
+    generate(server, DOCUMENTS)
+    assert cached_tokens(generate(server, DOCUMENTS)) == WHOLE_PAGES
+    kill(server, "worker", signal.SIGSEGV)
+    again = generate(server, DOCUMENTS)
+    assert bits(again) == right and cached_tokens(again) == [0] * len(DOCUMENTS)
+
+
+def test_states_of_recurrent_layers_outlive_their_worker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = make_tokenizer(make_checkpoint("qwen3_5", tmp_path_factory.mktemp("model")))
+    with serving(folder, *SMALL, "--shared-kv-pool", "on") as server:
+        right = bits(generate(server, SMALL_DOCUMENTS))
+        kill(server, "worker")
+        again = generate(server, SMALL_DOCUMENTS)
+        assert bits(again) == right and cached_tokens(again) == WHOLE_PAGES[:2]
+        assert server.info(check_invariants=True)
+
+
+def test_the_parts_of_all_ranks_are_there_or_none(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In memory after a rank was killed, and not after one has broken its memory: then from disk, but
+    for a page of which one rank's part is damaged."""
+    folder = make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("model")))
+    cache = tmp_path_factory.mktemp("kept") / "cache"
+    flags = (*SMALL, "--tp", "2", "--shared-kv-pool", "on", "--cache-dir", str(cache))
+    with serving(folder, *flags) as server:
+        right = bits(generate(server, SMALL_DOCUMENTS))
+        kill(server, "worker", rank=1)
+        again = generate(server, SMALL_DOCUMENTS)
+        assert bits(again) == right and cached_tokens(again) == WHOLE_PAGES[:2]
+        assert stats(server)["disk_tokens"] == 0
+        wait_for_pages(server, sum(WHOLE_PAGES[:2]) // 16)
+        with (next(cache.glob("*/r0")) / "pages.1").open("r+b") as pages:
+            pages.truncate(pages.seek(0, 2) - 1)  # of the last page of one of the documents
+        kill(server, "worker", signal.SIGSEGV, rank=1)
+        again = generate(server, SMALL_DOCUMENTS)
+        assert bits(again) == right
+        whole, counters = sum(WHOLE_PAGES[:2]), stats(server)
+        assert whole - 16 <= counters["disk_tokens"] == sum(cached_tokens(again)) < whole
+        assert counters["disk_pages_damaged"] == 1

@@ -50,8 +50,10 @@ def drafted(answer: dict[str, Any]) -> tuple[int, int]:
         {"logprobs": True, "top_logprobs": 2, "temperature": 0.8, "seed": 4, "frequency_penalty": 0.5},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
          "ignore_eos": False, "temperature": 1.0, "seed": 5},
+        {"tools": [{"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}],
+         "tool_choice": "required", "ignore_eos": False, "temperature": 1.0, "seed": 6},
     ],
-    ids=["stop", "logprobs", "checked"],
+    ids=["stop", "logprobs", "checked", "tools"],
 )  # fmt: skip
 def test_an_answer_is_the_same_with_and_without_drafts(ask: Any, fields: dict[str, Any]) -> None:
     salt = str(fields)

@@ -104,6 +104,7 @@ class Stream:
             self.error = event["error"]["message"]
             return
         self.usage = event.get("usage") or self.usage
+        assert "replayed_tokens" not in self.usage, "the answers that are compared are computed"
         for choice in event["choices"]:
             index = choice["index"]
             delta = choice.get("delta", {})

@@ -6,7 +6,8 @@ from typing import Any
 
 from radixrt.base.config import ServerConfig
 from radixrt.messages.requests import ChatPrompt
-from radixrt.tokenizer.prompt.chat_template import ChatTemplate, with_nine_characters
+from radixrt.tokenizer.prompt.chat_template import ChatTemplate
+from radixrt.tokenizer.prompt.demanded_messages import with_nine_characters
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import save_byte_level
 

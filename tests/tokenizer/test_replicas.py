@@ -95,11 +95,19 @@ class Fleet:
         self.supervisor.take(msgspec.structs.replace(self.supervisor.status, **changes))
 
     async def answer(
-        self, name: str, tokens: list[int], length: int = 100, n: int = 1
+        self,
+        name: str,
+        tokens: list[int],
+        length: int = 100,
+        n: int = 1,
+        *,
+        seed: int | None = 1,
+        shares: bool = False,
     ) -> list[list[int]]:
         """The tokens of each answer."""
         options = RequestOptions(
-            sampling=SamplingParams(max_tokens=length, ignore_eos=True, n=n, seed=1)
+            sampling=SamplingParams(max_tokens=length, ignore_eos=True, n=n, seed=seed),
+            shares_answers=shares,
         )
         request = GenerateRequest(
             request_id=name, prompt=TokenPrompt(pack_ids(tokens)), options=options, stream=True
@@ -263,3 +271,33 @@ def test_trees_are_merged_by_size_with_node_ids_of_their_own() -> None:
     assert (first["replica"], second["replica"]) == (1, 0)
     assert first["children"][0]["node"] == 15 and first["children"][0]["children"][0]["node"] == 7
     assert second["children"][0]["node"] == 14
+
+
+def test_requests_that_share_an_answer_go_to_one_replica_and_others_spread(
+    vocabulary: Vocabulary,
+) -> None:
+    async def scene(fleet: Fleet) -> None:
+        for scheduler in fleet.replicas.values():
+            scheduler.step_s = 0.05  # none ends before the last is sent
+        prompt = [3, 4, 5]  # less than a page, so the cache says nothing
+
+        async def replicas_of(name: str, **options: Any) -> list[int]:
+            """The answers of each replica while 16 requests run."""
+            asking = [
+                asyncio.create_task(fleet.answer(f"{name} {n}", prompt, 40 + n % 2, **options))
+                for n in range(16)
+            ]
+            await until(lambda: sum(fleet.running()) == 16)
+            found = sorted(fleet.running())
+            await asyncio.gather(*asking)
+            return found
+
+        assert min(await replicas_of("computed")) > 0
+        assert min(await replicas_of("drawn", shares=True, seed=None)) > 0
+        before = {number: len(one.requests) for number, one in fleet.replicas.items()}
+        assert await replicas_of("shared", shares=True) == [0, 16]
+        (home,) = [n for n, one in fleet.replicas.items() if len(one.requests) > before[n]]
+        fleet.kill_replica(home)
+        assert await fleet.answer("afterwards", prompt, 4, shares=True) == [[2, 3, 4, 5]]
+
+    play(vocabulary, scene)

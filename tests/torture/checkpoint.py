@@ -1,7 +1,10 @@
-"""A tiny checkpoint whose tokenizer and chat template know reasoning."""
+"""A tiny checkpoint whose tokenizer and chat template know reasoning, and adapters of it."""
 
 from pathlib import Path
 
+import peft
+
+from tests.adapters.peft_adapters import ALL_LINEAR, make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint, make_tokenizer
 
 CONTEXT = 2048
@@ -12,6 +15,20 @@ PARSER_FLAGS = (
 """Flags of a server of this checkpoint."""
 END_OF_THINKING = VOCAB_SIZE + 1
 """Id of ``</think>``."""
+ADAPTERS = {"one": None, "two": None, "activated": [END_OF_THINKING - 1, END_OF_THINKING]}
+"""Adapters of a checkpoint, and the tokens that invoke them: ``<think></think>``."""
+
+
+def adapter_flags(checkpoint: Path) -> tuple[str, ...]:
+    """Flags of a server with the adapters of a checkpoint, which are made."""
+    for seed, (name, tokens) in enumerate(ADAPTERS.items()):
+        if not (checkpoint / name).exists():
+            config = peft.LoraConfig(
+                task_type="CAUSAL_LM", alora_invocation_tokens=tokens, **ALL_LINEAR
+            )
+            make_adapter(checkpoint, checkpoint / name, config, seed=seed, size=0.4)
+    return ("--lora", *(f"{name}={checkpoint / name}" for name in ADAPTERS))
+
 
 _TEMPLATE = (
     "{% for message in messages %}"

@@ -4,7 +4,7 @@
 
 The load is an open loop of SOAK_RATE requests a second (default 3): short and long prompts, JSON
 and new grammars, kept conversations, sessions and leases, answers that do not stream, and clients
-that leave. The KV pool is small, so that eviction and retraction never rest. Prints a table; the
+that leave, and adapters that come and go. The KV pool is small, so that eviction and retraction never rest. Prints a table; the
 exit status is 1 if an invariant is broken, an answer fails, or a process grows.
 """
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,12 @@ import httpx
 import psutil
 
 from tests.servers import Server, serving
-from tests.torture.checkpoint import END_OF_THINKING, PARSER_FLAGS, make_reasoning_checkpoint
+from tests.torture.checkpoint import (
+    END_OF_THINKING,
+    PARSER_FLAGS,
+    adapter_flags,
+    make_reasoning_checkpoint,
+)
 from tests.torture.leaks import module_of, processes_of
 from tests.torture.traffic import SCHEMA, TOOL, asks
 
@@ -39,7 +45,7 @@ WARM_UP = 1 / 3
 """Part of the time in which the rest of the caches fills."""
 FILL = {
     "new_grammar": 4600, "turn": 3600, "any_kind": 2000, "long_prompt": 600, "session": 600, "leaves": 1600, "lease": 200, "calls": 100,
-    "is_aborted": 200,
+    "is_aborted": 200, "adapter": 100,
 }  # fmt: skip
 """Requests ahead of the measured time, in random order, which fill the bounded caches: 2,048
 compiled grammars, 256 loaded ones, 1 MB of kept conversations, 0.5 MB of kept answers and of texts
@@ -127,6 +133,7 @@ class Soak:
         kinds = [
             self.any_kind, self.any_kind, self.any_kind, self.long_prompt, self.new_grammar, self.turn, self.turn,
             self.session, self.lease, self.calls, self.leaves, self.leaves, self.is_aborted,
+            self.adapter,
         ]  # fmt: skip
         kind = self.rng.choice(kinds)
         try:
@@ -191,6 +198,20 @@ class Soak:
         assert response.status_code in (200, 429, 409), response.text
         if response.status_code == 200 and self.rng.random() < 0.5:
             await self.client.post("/v1/cache/release", json={"lease": response.json()["lease"]})
+
+    async def adapter(self, number: int) -> None:
+        """Load an adapter under a new name, use it and unload it; another may have the last
+        place."""
+        infos = (await self.client.get("/v1/models")).json()["data"]
+        path = next(info["root"] for info in infos if info["id"] == "two")
+        name = f"hot-{number}"
+        loaded = await self.client.post(
+            "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path}
+        )
+        assert loaded.status_code in (200, 409), loaded.text
+        if loaded.status_code == 200:
+            await self.post("/v1/completions", {"model": name, "prompt": "A", "max_tokens": 20})
+            await self.post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def calls(self, number: int) -> None:
         words = " ".join(str(250 * number + i) for i in range(250))
@@ -299,10 +320,10 @@ async def _run(server: Server) -> Soak:
 
 
 def main() -> int:
-    with (
-        tempfile.TemporaryDirectory(prefix="radixrt-soak-") as folder,
-        serving(make_reasoning_checkpoint(Path(folder)), *FLAGS) as server,
-    ):
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="radixrt-soak-"))
+        model = make_reasoning_checkpoint(Path(folder))
+        server = stack.enter_context(serving(model, *FLAGS, *adapter_flags(model)))
         violations = report(soak := asyncio.run(_run(server)))
         if path := os.environ.get("SOAK_SAMPLES"):
             rows = [f"{name},{s.at_s:.0f},{s.rss_mb:.2f},{s.fds},{s.threads}" for name, samples in soak.samples.items() for s in samples]  # fmt: skip

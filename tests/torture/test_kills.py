@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import psutil
 import pytest
 
 from tests.servers import Server, serving
-from tests.torture.checkpoint import PARSER_FLAGS
+from tests.torture.checkpoint import PARSER_FLAGS, adapter_flags
 from tests.torture.leaks import (
     Holdings,
     files_left,
@@ -46,6 +47,8 @@ CLIENTS = 32
 SEEDS = 3
 STEP_TIMEOUT_S = 4
 PATIENCE_S = 180
+ADAPTED = ("adapter", "other adapter", "activated adapter")
+"""Kinds of requests for adapters."""
 VICTIMS = ("worker", "scheduler", "tokenizer")
 FLAGS = (
     *PARSER_FLAGS,
@@ -121,6 +124,10 @@ class Run:
         await asyncio.gather(*(one(index, ask) for index, ask in enumerate(self.asks)))
         for index, found in self.expected.items():
             assert not found.error, (self.asks[index], found.error)
+        for index, ask in enumerate(self.asks):
+            if ask.kind in ADAPTED:
+                alone = await answer(self.client, ask)
+                assert not (difference := alone.difference(self.expected[index])), difference
         self.expect_what_the_kinds_promise()
 
     def expect_what_the_kinds_promise(self) -> None:
@@ -134,6 +141,8 @@ class Run:
         for kind in ("tools", "tools do not stream"):
             assert any(found.calls for found in by_kind[kind]), kind
         assert all(len(found.finish) == 2 for found in by_kind["n=2"])
+        texts = [[found.texts for found in by_kind[kind]] for kind in ("greedy", *ADAPTED)]
+        assert all(a != b for one in zip(*texts, strict=True) for a, b in combinations(one, 2))
 
     # ------------------------------------------------------------ clients
 
@@ -316,7 +325,8 @@ def test_a_death_during_a_drain_loses_nothing(model: Path, victim: str) -> None:
             await asyncio.gather(*asking)
             return run
 
-    with serving(model, *FLAGS, "--shutdown-grace", "120") as server:
+    flags = (*FLAGS, *adapter_flags(model), "--shutdown-grace", "120")
+    with serving(model, *flags) as server:
         run = asyncio.run(go(server))
         assert not run.wrong, "\n".join(run.wrong)
         assert sum(run.answered.values()) == CLIENTS
@@ -326,9 +336,9 @@ def test_a_death_during_a_drain_loses_nothing(model: Path, victim: str) -> None:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, checkpoint: str, speculation: str) -> Iterator[Server]:
-    with serving(
-        request.getfixturevalue(checkpoint), *FLAGS, "--speculation", speculation
-    ) as server:
+    folder = request.getfixturevalue(checkpoint)
+    flags = (*FLAGS, *adapter_flags(folder), "--speculation", speculation)
+    with serving(folder, *flags) as server:
         yield server
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from tests.server.test_replicas import of_replica
 from tests.servers import Server, serving
+from tests.torture.checkpoint import adapter_flags
 from tests.torture.leaks import (
     Holdings,
     module_of,
@@ -107,7 +108,7 @@ def test_killed_replicas_lose_no_answer(
             return run
 
     flags = ("--dp", str(REPLICAS), "--dtype", "float32", "--speculation", speculation)
-    with serving(model, *FLAGS, *flags) as server:
+    with serving(model, *FLAGS, *adapter_flags(model), *flags) as server:
         run = asyncio.run(go(server))
         with capsys.disabled():
             print_table(run, speculation)

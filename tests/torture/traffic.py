@@ -1,4 +1,4 @@
-"""Requests of every kind, and their answers as a client puts them together."""
+"""Requests of every kind, of a model and its adapters, and their answers as a client puts them together."""
 
 import json
 import time
@@ -66,6 +66,9 @@ def asks(seed: int) -> list[Ask]:
         _chat("reasoning", seed, logit_bias={str(END_OF_THINKING): 1.5}),
         _chat("reasoning, then JSON", seed, logit_bias={str(END_OF_THINKING): 1.5}, response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, ignore_eos=False),
         _chat("tools", seed, tools=[TOOL], tool_choice="required", chat_template_kwargs={"enable_thinking": False}, ignore_eos=False),
+        _completion("adapter", seed, temperature=0, model="one"),
+        _completion("other adapter", seed, logprobs=2, model="two"),
+        _completion("activated adapter", seed, temperature=0, prompt=f"{_PROMPT * (1 + seed % 5)}{seed}<think></think>", model="activated"),
         _chat("tools do not stream", seed, tools=[TOOL], tool_choice="required", chat_template_kwargs={"enable_thinking": False}, ignore_eos=False, stream=False),
     ]  # fmt: skip
 
@@ -119,7 +122,9 @@ class Answer:
         if "error" in event:
             self.error = str(event["error"])
             return
-        for name, count in (event.get("usage") or {}).items():
+        usage = event.get("usage") or {}
+        assert "replayed_tokens" not in usage, "the answers that are compared are computed"
+        for name, count in usage.items():
             if isinstance(count, int):
                 self.usage[name] = count
         for choice in event["choices"]:

@@ -8,6 +8,7 @@ import torch
 from radixrt_kernels.triton import groupwise
 from radixrt_kernels.triton.activation import gated_activation
 from radixrt_kernels.triton.fp8 import quantize_rows
+from radixrt_kernels.triton.lora import add_lora_, group_rows
 from radixrt_kernels.triton.moe import experts_mlp
 from radixrt_kernels.triton.norm import add_rms_norm, rms_norm
 from radixrt_kernels.triton.penalties import penalise
@@ -89,6 +90,25 @@ def _experts(tokens: int, num_experts: int = 8, top_k: int = 2) -> Callable[[], 
     return launch
 
 
+def _lora(tokens: int) -> Callable[[], None]:
+    """Eight adapters of rank 16 of a merged projection."""
+
+    def launch() -> None:
+        widths = torch.tensor([HIDDEN, 1024, 1024], dtype=torch.int32)
+        add_lora_(
+            torch.zeros(tokens, HIDDEN, dtype=BF16),
+            group_rows(torch.zeros(tokens, dtype=torch.int64), 8),
+            torch.zeros(8, 48, HIDDEN, dtype=BF16),
+            torch.zeros(8, HIDDEN + 2048, 16, dtype=BF16),
+            16,
+            torch.full((8, 3), 16, dtype=torch.int32),
+            widths,
+            torch.zeros(tokens, HIDDEN + 2048, dtype=BF16),
+        )
+
+    return launch
+
+
 def _groupwise(bits: int, tokens: int) -> Callable[[], None]:
     def launch() -> None:
         codes = torch.zeros(256, HIDDEN, dtype=torch.uint8)
@@ -119,6 +139,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "draw_tokens": _draw(False),
     "draw_tokens of grammars": _draw(True),
     "penalise": _penalise,
+    "adapters": _lora(TOKENS),
     **{f"experts of {tokens} tokens": _experts(tokens) for tokens in (8, 128, 256, 2048)},
     **{
         f"{bits} bits, {tokens} tokens": _groupwise(bits, tokens)

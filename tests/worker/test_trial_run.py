@@ -20,11 +20,11 @@ from radixrt.constrained.bitmask import bitmask_words
 from radixrt.device.device import CPU
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import num_ids
-from radixrt.worker import build
-from radixrt.worker.build import largest_step, num_pages
+from radixrt.worker import build, trial_run
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.state import SamplingBatch
+from radixrt.worker.trial_run import largest_step, num_pages
 from tests.attention.fake_flashinfer import BatchPrefill, FakeFlashInfer
 from tests.checkpoints import make_pooled
 from tests.fake_device import FakeDevice
@@ -195,13 +195,13 @@ def test_the_trial_calls_every_kernel_that_a_request_may_ask_for(
     """Triton compiles a kernel at its first call, which is not to happen while requests are
     served."""
     drawn: list[tuple[SamplingBatch, TokenMask | None]] = []
-    draw = build.fastest_draw(CPU.torch_device)
+    draw = trial_run.fastest_draw(CPU.torch_device)
 
     def watched(batch: SamplingBatch, logits, positions, mask):
         drawn.append((batch, mask))
         return draw(batch, logits, positions, mask)
 
-    monkeypatch.setattr(build, "fastest_draw", lambda device: watched)
+    monkeypatch.setattr(trial_run, "fastest_draw", lambda device: watched)
     runner = runner_after_trial(checkpoint("llama"), monkeypatch)
     ((batch, mask),) = drawn
     assert batch.penalised is not None and batch.biases is not None and batch.logprobs is not None

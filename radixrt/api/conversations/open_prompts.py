@@ -141,7 +141,7 @@ class OpenPrompts:
         options = replace(
             options,
             sampling=PREFILL_ONLY,
-            idle=True,
+            idle="arriving",
             deadline=None,
             progress=False,
             shares_answers=False,

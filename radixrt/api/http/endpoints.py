@@ -177,7 +177,8 @@ def to_struct(body: dict[str, Any], struct: type[Struct]) -> Struct:
         value = msgspec.convert(body, struct)
     except msgspec.ValidationError as error:
         raise _wrong_field(error) from error
-    _warn_of_unknown_fields(body, set(struct.__struct_fields__))
+    if not getattr(struct, "is_passed_on", False):
+        _warn_of_unknown_fields(body, set(struct.__struct_fields__))
     return value
 
 

@@ -71,8 +71,9 @@ class LoadableModel:
     def has_adapter(self, name: str) -> bool:
         """Whether a request for a model of this name is for an adapter of this one."""
         base = name.partition(":")[0]
-        given = named_adapters(self.config.lora)
-        return name in given or name in self.client.adapters or base in self.config.model_names
+        if name in self.client.adapters or name in self.client.lost_adapters:
+            return True
+        return base in self.config.model_names or name in named_adapters(self.config.lora)
 
     @property
     def first_state(self) -> ServerState:

@@ -246,7 +246,7 @@ def _target(fields: WarmRequest, context: Context) -> tuple[str, Prompt, Request
     name = context.name(request_id("warm", fields.rid))
     is_idle = fields.priority == "idle"
     options = request_options(replace(fields, priority=0) if is_idle else fields, context)
-    return name, _warm_prompt(fields, context), replace(options, idle=is_idle)
+    return name, _warm_prompt(fields, context), replace(options, idle="expected" if is_idle else "")
 
 
 def _forms_given(fields: WarmRequest) -> list[str]:

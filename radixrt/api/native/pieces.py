@@ -1,6 +1,6 @@
 """``/v1/prompts``: prompts that arrive in pieces, computed ahead while the rest arrives."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import Response
 
@@ -35,6 +35,12 @@ class PieceRequest(RequestBody, kw_only=True):
     text: str | None = None
 
 
+class CommitRequest(RequestBody):
+    """The fields of a chat or a completion, which are read as such."""
+
+    is_passed_on: ClassVar[bool] = True
+
+
 routes = Endpoints()
 
 
@@ -58,8 +64,8 @@ async def add_piece(fields: PieceRequest, context: Context) -> Response:
     return json_response(_described(context.state.prompts.add(prompt_id, access_key, piece)))
 
 
-@routes.takes("/v1/prompts/{prompt_id}/commit", RequestBody)
-async def commit(fields: RequestBody, context: Context) -> Response:
+@routes.takes("/v1/prompts/{prompt_id}/commit", CommitRequest)
+async def commit(fields: CommitRequest, context: Context) -> Response:
     """Answer a prompt, as chat or completions do, and end it. The body has their other fields."""
     prompt_id = context.request.path_params["prompt_id"]
     access_key = access_key_of(context.caller, fields.cache_salt)

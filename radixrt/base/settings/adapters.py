@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from radixrt.base.errors import ConfigError
 
+_FIELDS = {"name", "path", "base_model_name", "lora_name", "lora_path", "pinned"}
+"""Fields of vLLM's JSON and of SGLang's. Adapters are pinned in any case, and have one base."""
+
 
 def named_adapters(setting: str | None) -> dict[str, str]:
     """The folders of adapters by their names.
@@ -34,6 +37,8 @@ def _given(text: str) -> Iterator[tuple[str, str]]:
                 fields, end = json.JSONDecoder().raw_decode(text)
             except json.JSONDecodeError as error:
                 raise ConfigError(f"--lora has JSON that cannot be read: {error}.") from error
+            if unknown := fields.keys() - _FIELDS:
+                raise ConfigError(f"--lora has an unknown field {min(unknown)} in its JSON.")
             name, path = (fields.get(key) or fields.get(f"lora_{key}") for key in ("name", "path"))
             yield str(name or ""), str(path or "")
         else:

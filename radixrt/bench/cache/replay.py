@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from radixrt.base.config import SchedulerSettings
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.scheduling import SchedulerSettings
 from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.bench.arguments import HintLevel, RouterName
 from radixrt.bench.cache.engine import (

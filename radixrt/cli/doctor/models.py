@@ -19,7 +19,7 @@ from radixrt.models.adapters import read_adapter
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.loader import model_without_weights
 from radixrt.models.local import demo, local_models, other_folders
-from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
+from radixrt.models.memory_need import check_fits, engine_need, loads_into_memory
 
 _UNBOUNDED = 10_000
 """Columns."""
@@ -64,7 +64,7 @@ def model_finding(name: str) -> Finding:
     try:
         folder = resolve_model_path(name, "MODEL", download=False, check_room=in_memory)
         check_checkpoint(folder)
-        need = memory_need(folder)
+        need = engine_need(ServerConfig(model_path=str(folder)))
         if in_memory:
             check_fits(need)
     except NotCachedError as error:
@@ -72,7 +72,7 @@ def model_finding(name: str) -> Finding:
         return Finding("model", "warning", str(error), advice)
     except ConfigError as error:
         return Finding("model", "error", f"{name}: {error}")
-    fact = f"{name} takes {need.in_memory / 1e9:.1f} GB of memory, and {available_memory() / 1e9:.1f} GB are available"
+    fact = f"{name} takes {need}, and {available_memory() / 1e9:.1f} GB are available"
     return Finding("model", "ok", fact)
 
 

@@ -11,6 +11,7 @@ replica, with one owner.
           lock            its owner holds a lock on it (flock)
           journal         which prefix lies in which slot of the pages
           pages           slots of equal size
+          pages.1         of the second rank, ...
 
 No symbolic link is followed below DIR. Everything is private to the user.
 """

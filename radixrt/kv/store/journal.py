@@ -39,8 +39,9 @@ class Header(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     page_size: int
     """Tokens."""
     slot_bytes: int
-    """Bytes of a page in the file of pages."""
+    """Bytes of a page in the files of pages of all ranks."""
     form: int = FORM
+    num_ranks: int = 1
 
 
 class PagesSaved(msgspec.Struct, frozen=True, array_like=True, tag="s"):
@@ -54,7 +55,7 @@ class PagesSaved(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Of all pages."""
     slots: PackedIds
     checksums: bytes
-    """Of each page, :func:`radixrt.messages.moves.page_checksum`."""
+    """Of each page and, in it, of each rank, :func:`radixrt.messages.moves.page_checksum`."""
 
 
 class PagesDropped(msgspec.Struct, frozen=True, array_like=True, tag="d"):

@@ -9,6 +9,7 @@ round in the middle too.
 """
 
 import importlib.util
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import UntracedFunctions, load_flashinfer
-from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks, in_halves
+from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks, among, in_halves
+from radixrt.layers.lora import LoraStack
 from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack, Weights
 from radixrt.layers.quantization.blocks import Mxfp4Stack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
@@ -120,11 +122,12 @@ class GpuKernels(LayerKernels):
         Args:
             flashinfer: None: Triton computes everything.
         """
-        from radixrt_kernels.triton import activation, moe, norm, rotary
+        from radixrt_kernels.triton import activation, lora, moe, norm, rotary
 
         self._flashinfer = flashinfer
         self._norm, self._rotary = norm, rotary
         self._activation, self._moe = activation, moe
+        self.lora = lora
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         ours = self._flashinfer
@@ -180,7 +183,13 @@ class GpuKernels(LayerKernels):
     ) -> Tensor:
         gate_up, down = stacks
         weights, biases = (_weights_of(gate_up), _weights_of(down)), (gate_up.bias, down.bias)
-        return self._moe.experts_mlp(hidden, *choice, *weights, activation, biases, is_part)
+        adapters = None
+        if gate_up.lora is not None or down.lora is not None:
+            experts = among(choice[1], gate_up.count)
+            adapters = partial(_adapt, gate_up.lora, experts), partial(_adapt, down.lora, experts)
+        return self._moe.experts_mlp(
+            hidden, *choice, *weights, activation, biases, is_part, adapters
+        )
 
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, GroupwiseMatrix) and TritonGroupwiseMatrix.takes(matrix):
@@ -191,6 +200,17 @@ class GpuKernels(LayerKernels):
 
     def pack_stack(self, matrix: Matrix, count: int) -> Weights:
         return matrix.dequantized() if isinstance(matrix, Mxfp4Stack) else matrix
+
+
+def _adapt(
+    lora: LoraStack | None,
+    experts: Tensor,
+    hidden: Tensor,
+    output: Tensor,
+    factors: Tensor | None,
+) -> None:
+    if lora is not None:
+        lora.add_by_member(hidden, output, experts, factors=factors)
 
 
 def _weights_of(stack: MatrixStack) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from radixrt.layers.lora import LoraKernels
 from radixrt.layers.matrix import HeadMatrices, Matrix, MatrixStack, Weights
 from radixrt_kernels.reference import recurrence
 
@@ -54,6 +55,9 @@ class LayerKernels:
 
     recurrence: Any = recurrence
     """The functions of ``radixrt_kernels.recurrence``, which advance the states of sequences."""
+
+    lora: LoraKernels | None = None
+    """The products of LoRA adapters; None: they are not served."""
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         """[..., size] -> [..., size]; ``RMSNorm`` explains ``unit_offset``."""
@@ -142,7 +146,7 @@ class LayerKernels:
                 below 0 or beyond the stacks, adds nothing.
         """
         (weights, experts), (gate_up, down) = choice, stacks
-        assert gate_up.lora is None and down.lora is None, "adapters need the native kernels"
+        assert gate_up.lora is None and down.lora is None, "these kernels serve no adapters"
         if is_part:  # the others become the last in the order
             experts = among(experts, gate_up.count)
         order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert

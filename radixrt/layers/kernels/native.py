@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks, among
+from radixrt.layers.lora import LoraKernels
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, HeadMatrices, Matrix, Weights
 from radixrt.layers.quantization.blocks import BlockStack, MixedStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
@@ -20,6 +21,7 @@ from radixrt_kernels import (
     recurrence,
     rotary,
 )
+from radixrt_kernels import lora as lora_kernels
 
 
 class NativeKernels(LayerKernels):
@@ -27,6 +29,7 @@ class NativeKernels(LayerKernels):
 
     multiplies_blocks = True
     recurrence = recurrence
+    lora: LoraKernels = lora_kernels
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)

@@ -309,7 +309,9 @@ def _ministral3(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     if beta is None:
         kind = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
         return {**kind, "sliding_window": None}
-    return {"rope_parameters": {**config["rope_parameters"], "llama_4_scaling_beta": beta}}
+    original = meta.get("rope.scaling.original_context_length") or meta.need("context_length")
+    rope = {"original_max_position_embeddings": original, **config["rope_parameters"]}
+    return {"rope_parameters": {**rope, "llama_4_scaling_beta": beta}}
 
 
 def _glm4_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
@@ -392,6 +394,7 @@ def _qwen3_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
 _MIXTURES = {
     "gemma4",
     "qwen3moe",
+    "qwen3vlmoe",
     "glm4moe",
     "deepseek2",
     "minimax-m2",
@@ -403,6 +406,9 @@ FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], 
     "llama": (_llama, "LlamaForCausalLM", "llama"),
     "qwen2": (_qwen, "Qwen2ForCausalLM", "qwen2"),
     "qwen3": (_qwen, "Qwen3ForCausalLM", "qwen3"),
+    "qwen2vl": (_qwen, "Qwen2ForCausalLM", "qwen2"),
+    "qwen3vl": (_qwen, "Qwen3ForCausalLM", "qwen3"),
+    "qwen3vlmoe": (_qwen3_moe, "Qwen3MoeForCausalLM", "qwen3_moe"),
     "gemma2": (_gemma, "Gemma2ForCausalLM", "gemma2"),
     "gemma3": (_gemma3, "Gemma3ForCausalLM", "gemma3_text"),
     "gemma4": (_gemma4, "Gemma4ForCausalLM", "gemma4_text"),
@@ -431,6 +437,9 @@ _FURTHER_TYPES = {
     "deepseek2": {"deepseek_v2", "glm4_moe_lite"},
     "mistral3": {"mistral"},
     "granitehybrid": {"bamba"},
+    "qwen2vl": {"qwen2_vl", "qwen2_5_vl"},
+    "qwen3vl": {"qwen3_vl"},
+    "qwen3vlmoe": {"qwen3_vl_moe"},
 }
 """Model types that llama.cpp's architectures have beside that of ``FAMILIES``."""
 

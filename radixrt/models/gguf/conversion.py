@@ -20,7 +20,8 @@ from tokenizers.processors import TemplateProcessing
 from radixrt.base.errors import ConfigError
 from radixrt.models.gguf.config import generation_config, pooling_files, transformers_config
 from radixrt.models.gguf.file import GGUFFile, read_header
-from radixrt.models.gguf.form import PLAIN_KINDS, TABLE, import_gguf
+from radixrt.models.gguf.form import PLAIN_KINDS, PROCESSOR_FILE, TABLE, import_gguf
+from radixrt.models.gguf.tower import Tower
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"
@@ -237,16 +238,30 @@ def check_file(path: Path) -> tuple[GGUFFile, dict[str, Any]]:
     return file, transformers_config(file, factors)
 
 
-def write_folder(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:
-    """Write all files of a checkpoint folder but the weights."""
+def write_folder(
+    file: GGUFFile, config: dict[str, Any], folder: Path, tower: Tower | str = ""
+) -> None:
+    """Write all files of a checkpoint folder but the weights.
+
+    Args:
+        tower: of the model; a string: it has none, for this reason.
+    """
     write_tokenizer(file, folder)
+    files, tensors = file.files, [*file.tensors.values()]
+    processor: dict[str, Any] = {}
+    if isinstance(tower, Tower):
+        _check_kinds(tower.file)
+        config, processor = tower.config, {PROCESSOR_FILE: tower.processor}
+        files, tensors = [*files, *tower.file.files], [*tensors, *tower.file.tensors.values()]
     contents = {
         "config.json": config,
         "generation_config.json": generation_config(file),
         **pooling_files(file),
+        **processor,
         TABLE: {
-            "files": {str(path): path.stat().st_size for path in file.files},
-            "tensors": list(file.tensors.values()),
+            "files": {str(path): path.stat().st_size for path in files},
+            "tensors": tensors,
+            "why_no_tower": "" if processor else tower,
         },
     }
     for name, content in contents.items():

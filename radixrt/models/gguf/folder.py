@@ -16,13 +16,17 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.user_cache import user_cache
 from radixrt.models.gguf.form import TABLE, TensorEntry, import_gguf
 
-_FORM = 6
+_FORM = 7
 """Raised whenever the content of the folders changes, so that old ones are not used."""
 
 
-def checkpoint_folder(path: Path) -> Path:
-    """The folder of a GGUF file, in ``$XDG_CACHE_HOME/radixrt/gguf``; made if the file is new or
-    has changed.
+def checkpoint_folder(path: Path, mmproj: Path | None = None) -> Path:
+    """The folder of a GGUF file, in ``$XDG_CACHE_HOME/radixrt/gguf``; made if a file is new or has
+    changed.
+
+    Args:
+        mmproj: the file of the vision tower; None: one that lies beside it and fits, if there is
+            one.
 
     Raises:
         ConfigError: the package ``gguf`` is missing, the file cannot be read or cannot be served,
@@ -30,11 +34,13 @@ def checkpoint_folder(path: Path) -> Path:
     """
     # Not resolved: the hub's cache has the names of split files only in its links.
     path = path.absolute()
-    stat = path.stat()
-    key = f"{_FORM} {path} {stat.st_size} {stat.st_mtime_ns}"
+    towers = sorted(path.parent.glob("mmproj*.gguf")) if mmproj is None else [mmproj.absolute()]
+    stats = [(file, file.stat()) for file in (path, *towers)]
+    files = [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]
+    key = f"{_FORM} {mmproj is None} " + "\n".join(files)
     name = Path(hashlib.sha256(key.encode()).hexdigest()[:16], path.stem)
     try:
-        return _made(user_cache("gguf") / name, path)
+        return _made(user_cache("gguf") / name, path, towers, is_found=mmproj is None)
     except OSError as error:
         raise ConfigError(
             f"The config and the tokenizer of {path} cannot be written to the user's cache ({error}); set the environment "
@@ -42,7 +48,7 @@ def checkpoint_folder(path: Path) -> Path:
         ) from error
 
 
-def _made(folder: Path, path: Path) -> Path:
+def _made(folder: Path, path: Path, towers: list[Path], *, is_found: bool) -> Path:
     """
     Raises:
         OSError: the folder cannot be written.
@@ -53,12 +59,14 @@ def _made(folder: Path, path: Path) -> Path:
         return folder
     # numpy and tokenizers: a tenth of a second that only the first start of a file needs
     from radixrt.models.gguf.conversion import check_file, write_folder
+    from radixrt.models.gguf.tower import find_tower, read_tower
 
     file, config = check_file(path)
+    tower = find_tower(file, config, towers) if is_found else read_tower(file, config, towers[0])
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        write_folder(file, config, made)
+        write_folder(file, config, made, tower)
         made.rename(folder)
     except OSError:
         if not folder.is_dir():  # else another process was faster
@@ -66,6 +74,11 @@ def _made(folder: Path, path: Path) -> Path:
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+def why_no_tower(folder: Path) -> str:
+    """The reason why a file beside a GGUF file is not its vision tower; "": there is no file."""
+    return str(json.loads((folder / TABLE).read_text())["why_no_tower"])
 
 
 def gguf_tensors(folder: Path) -> list[TensorEntry] | None:

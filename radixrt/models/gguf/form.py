@@ -10,8 +10,12 @@ from radixrt.base.errors import ConfigError
 
 PLAIN_KINDS = {0: "float32", 1: "float16", 30: "bfloat16"}
 """Kinds of tensors that are not quantized, as PyTorch calls them."""
+PROCESSOR_FILE = "preprocessor_config.json"
+"""File of a checkpoint folder with the settings of the image processor."""
 TABLE = "gguf.json"
 """File of a checkpoint folder that lists the tensors of its GGUF file."""
+TOWER_PREFIXES = ("v.", "mm.", "a.")
+"""Of the names of tensors of towers, for images and sound, and of their projectors."""
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """End of the name of each file of a model that was split: its number, from 1, and the number of
 files."""
@@ -30,6 +34,11 @@ class TensorEntry(NamedTuple):
     """Bytes from the beginning of the file."""
     row_bytes: int
     """Bytes of a row, the last dimension."""
+
+
+def is_of_tower(entry: TensorEntry) -> bool:
+    """Whether a tensor belongs to a tower, of images or sound, or to its projector."""
+    return entry.name.startswith(TOWER_PREFIXES)
 
 
 def import_gguf(name: Path | str) -> None:

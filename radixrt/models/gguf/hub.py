@@ -88,7 +88,7 @@ def hub_file(
             raise NotCachedError(
                 f"{name} is not in the hub's cache on this machine: {size / 1e9:.1f} GB."
             )
-        patterns = [glob.escape(file) for file in files]
+        patterns = [glob.escape(file) for file in (*files, *_tower(sizes, files[0]))]
         folder = snapshot_download(repository, allow_patterns=patterns, tqdm_class=progress)
         return Path(folder) / files[0]
     except ConfigError:
@@ -149,6 +149,14 @@ def _choose(models: dict[str, list[File]], wanted: str | None, repository: str) 
         f"{repository} has no GGUF file {wanted}; choose one of these: "
         + ", ".join(f"{PREFIX}{repository}:{quantization}" for quantization in sorted(models))
     )
+
+
+def _tower(files: Iterable[str], model: str) -> list[str]:
+    """The file of the vision tower in a model's folder, if there is one; of several that differ in
+    their dtypes the first by name."""
+    folder = PurePosixPath(model).parent
+    found = [name for name in files if PurePosixPath(name).match("mmproj*.gguf")]
+    return sorted(name for name in found if PurePosixPath(name).parent == folder)[:1]
 
 
 def _check_served(repository: str, architecture: str | None) -> None:

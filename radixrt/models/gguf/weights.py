@@ -256,9 +256,9 @@ def as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Ten
     an adapter of it."""
     family = _family(config)
     if family in _PERMUTED and ".attn_q." in name:
-        return _unpermuted(tensor, config["num_attention_heads"])
+        return unpermuted(tensor, config["num_attention_heads"])
     if family in _PERMUTED and ".attn_k." in name:
-        return _unpermuted(tensor, config["num_key_value_heads"])
+        return unpermuted(tensor, config["num_key_value_heads"])
     part = name.rpartition("blk.")[2].partition(".")[2]
     if family in _OFFSET_NORMS and name.endswith("norm.weight") and part != "ssm_norm.weight":
         return tensor.float() - 1
@@ -311,7 +311,7 @@ def _name(name: str, family: str) -> str:
     return f"model.layers.{found[1]}.{part}{end}"
 
 
-def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
+def unpermuted(tensor: Tensor, heads: int) -> Tensor:
     """llama.cpp rotates neighbours, so its converter interleaves the halves of each head of query
     and key; undo that."""
     pairs = tensor.unflatten(0, (heads, -1, 2))  # [heads, head_dim / 2, 2, ...]

@@ -108,8 +108,13 @@ class HybridCausalLM(CausalLM):
             yield name.replace(f".{fused}.", f".{part}."), rows
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
+        return self._layer_with(*self._mixer(index, rotary), index)
+
+    def _layer_around(self, attention: AttentionBlock, index: int) -> nn.Module:
+        return self._layer_with("self_attn", attention, index)
+
+    def _layer_with(self, name: str, mixer: Mixer, index: int) -> nn.Module:
         norms = [self.norm(self.config.hidden_size) for _ in range(2)]
-        name, mixer = self._mixer(index, rotary)
         return HybridDecoderLayer(name, mixer, self.mlp(index), norms, self.residual_factor)
 
     def _mixer(self, index: int, rotary: RotaryEmbedding) -> tuple[str, Mixer]:

@@ -14,8 +14,8 @@ from radixrt.models.hybrids.hybrid import HybridCausalLM
 
 
 class Qwen3_5ForCausalLM(HybridCausalLM):
-    """The config's ``layer_types`` says which layers have attention. Heads that predict further
-    tokens (``mtp``) are left out."""
+    """The config's ``layer_types`` says which layers have attention. The layer that predicts further
+    tokens (``mtp``) is no part of it (:mod:`radixrt.models.mtp`)."""
 
     recurrent_name = "linear_attn"
 

@@ -186,6 +186,6 @@ class Gemma4ForConditionalGeneration(SeesImages, Gemma4ForCausalLM):
         images: ImageRows,
     ) -> Tensor:
         """Where layers have inputs for each token, those of placeholders are the padding's."""
-        hidden = self._embed(input_ids).index_copy(0, images.rows, images.features)
+        hidden = self.embed(input_ids).index_copy(0, images.rows, images.features)
         ids = input_ids.index_fill(0, images.rows, self.config.pad_token_id)
         return self._run(ids, hidden, positions, context, rows, narrows=False)

@@ -1,6 +1,7 @@
-"""Qwen2.5-VL (Bai et al., 2025) and Qwen3-VL: a tower that reads images of any size, and positions
-in three axes."""
+"""Qwen2-VL, Qwen2.5-VL (Bai et al., 2025) and Qwen3-VL: a tower that reads images of any size, and
+positions in three axes."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -66,7 +67,7 @@ class Merger(TwoLayerMLP):
 
 
 class QwenEncoder(ImageEncoder):
-    """What the towers of both have in common. The patches come in the order of squares, each of
+    """What the towers have in common. The patches come in the order of squares, each of
     which becomes a placeholder."""
 
     family = "qwen"
@@ -117,6 +118,34 @@ class QwenEncoder(ImageEncoder):
 
 def _divided(numbers: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
     return numbers // divisor, numbers % divisor
+
+
+class Qwen2Encoder(QwenEncoder):
+    """All patches of an image see one another. The sizes in the config have other names."""
+
+    def __init__(self, config: Any) -> None:
+        config = copy.copy(config)
+        vision = config.vision_config = copy.copy(config.vision_config)
+        vision.out_hidden_size, vision.hidden_size = vision.hidden_size, vision.embed_dim
+        vision.intermediate_size = int(vision.embed_dim * vision.mlp_ratio)
+        super().__init__(config, bias=False)
+        self.merger = Merger(vision, self.norm(vision.hidden_size))
+
+    def norm(self, size: int) -> nn.Module:
+        return LayerNorm(size, EPS)
+
+    def mlp(self, vision: Any) -> nn.Module:
+        size = vision.hidden_size
+        return TwoLayerMLP(size, vision.intermediate_size, size, vision.hidden_act)
+
+    def tile_pieces(self, pixels: Tensor) -> Pieces:
+        rows, columns, _ = pixels.shape
+        angles = self.turns.angles(*self.places(rows, columns))
+        hidden = yield from in_rows(self.patch_embed.proj.forward, pixels.flatten(0, 1))
+        layer: Any
+        for layer in self.blocks:
+            hidden = yield from layer.pieces(hidden, angles, [(0, len(hidden))])
+        return (yield from in_rows(self.merger.forward, self.squares(hidden)))
 
 
 class Qwen2_5Encoder(QwenEncoder):
@@ -271,6 +300,16 @@ class Qwen2_5_VLForConditionalGeneration(QwenVL, Qwen2ForCausalLM):
         for theirs, ours in (("ln_q", "norm"), ("mlp.0", "linear_fc1"), ("mlp.2", "linear_fc2")):
             found = found.replace(f"merger.{theirs}.", f"merger.{ours}.")
         return found
+
+
+class Qwen2VLForConditionalGeneration(Qwen2_5_VLForConditionalGeneration):
+    """An older tower."""
+
+    encoder_class = Qwen2Encoder
+
+    def vision_name(self, name: str) -> str | None:
+        found = super().vision_name(name)
+        return found and found.replace(".mlp.fc", ".mlp.linear_fc")
 
 
 class Qwen3VLForConditionalGeneration(QwenVL, Qwen3ForCausalLM):

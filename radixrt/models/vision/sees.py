@@ -107,7 +107,7 @@ class SeesImages(LanguageModelOnly):
     ) -> Tensor:
         """``CausalLM.forward`` of tokens among which images are."""
         first, *others = images.features.split(self.config.hidden_size, dim=1)
-        hidden = self._embed(input_ids).index_copy(0, images.rows, first)
+        hidden = self.embed(input_ids).index_copy(0, images.rows, first)
 
         def add_others(layer: int, output: Tensor) -> Tensor:
             return (

@@ -92,6 +92,8 @@ def write_bundle(
         ConfigError: there are none, or one is damaged.
     """
     header, index = read_index(directory)
+    if header.num_ranks > 1:
+        raise ConfigError("A bundle holds the KV of one rank: export it without --tp.")
     stored = {page[1]: Page(*page) for page in index.pages()}
     pages = rebased(stored.values(), root, ROOT)
     if not pages:
@@ -247,6 +249,6 @@ def read_index(directory: Path) -> tuple[Header, DiskIndex]:
     records, _ = read_records((directory / "journal").read_bytes())
     if not records or not isinstance(records[0], Header):
         raise ConfigError(f"{directory} has no journal of this version of radixrt.")
-    index = DiskIndex(1 << 30, 4 * records[0].page_size)
+    index = DiskIndex(1 << 30, 4 * records[0].page_size, records[0].num_ranks)
     index.replay(one for one in records if not isinstance(one, Header))
     return records[0], index

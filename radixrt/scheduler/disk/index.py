@@ -18,6 +18,8 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import CHECKSUM_BYTES
 
 NO_SLOT = -1
+MAX_DROPPED = 1 << 16
+"""Digests of pages that were dropped for others; some 150 bytes each."""
 MAX_RUN = 4096
 """Pages of one record of the journal."""
 
@@ -54,6 +56,7 @@ class _Entry(NamedTuple):
 
     name: PageName
     checksum: bytes
+    """Of each rank's part."""
 
 
 class DiskIndex:
@@ -62,11 +65,13 @@ class DiskIndex:
     Args:
         num_slots: most pages on disk.
         page_bytes: packed tokens of a page.
+        num_ranks: each has a checksum of its part of a page.
     """
 
-    def __init__(self, num_slots: int, page_bytes: int) -> None:
+    def __init__(self, num_slots: int, page_bytes: int, num_ranks: int = 1) -> None:
         self.num_slots = num_slots
         self._page_bytes = page_bytes
+        self.checksum_bytes = num_ranks * CHECKSUM_BYTES
         self._slot_of: dict[bytes, int] = {}
         """Slots by digest."""
         self._entries: dict[int, _Entry] = {}
@@ -77,6 +82,8 @@ class DiskIndex:
         """Heap of last use, negative depth and slot; with stale entries."""
         self._held: dict[int, int] = {}
         """Slots that are being read, and how often."""
+        self._dropped: dict[bytes, None] = {}
+        """Digests of the pages that were dropped last for others."""
         self._free: list[int] = []
         self._next = 0
         """Slots from here on were never used."""
@@ -138,6 +145,9 @@ class DiskIndex:
             elif slot in self._held:
                 held.append(entry)
             else:
+                self._dropped[self._entries[slot].name.digest] = None
+                if len(self._dropped) > MAX_DROPPED:
+                    del self._dropped[next(iter(self._dropped))]
                 self._forget(slot)
                 break
         else:
@@ -145,6 +155,10 @@ class DiskIndex:
         for entry in held:
             heapq.heappush(self._oldest, entry)
         return slot
+
+    def was_dropped(self, digest: bytes) -> bool:
+        """Whether a page was dropped for another one; asked once, it is forgotten."""
+        return self._dropped.pop(digest, True) is None
 
     def free(self, slot: int) -> None:
         """Give a slot back that was taken and holds no page."""
@@ -204,11 +218,11 @@ class DiskIndex:
     def _replay_saved(self, record: PagesSaved) -> None:
         slots = unpack_ids(record.slots).tolist()
         names = page_names(record.before, record.depth, record.tokens, self._page_bytes)
-        sums = record.checksums
+        sums, size = record.checksums, self.checksum_bytes
         self._uses += 1
         for number, (slot, name) in enumerate(zip(slots, names, strict=False)):
-            checksum = sums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
-            if 0 <= slot < self.num_slots and len(checksum) == CHECKSUM_BYTES:
+            checksum = sums[number * size : (number + 1) * size]
+            if 0 <= slot < self.num_slots and len(checksum) == size:
                 if slot in self._entries:
                     self._forget(slot)
                 if (old := self._slot_of.get(name.digest)) is not None:

@@ -18,7 +18,7 @@ from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
 from radixrt.kv.store.journal import Header, Journal, PagesDropped, Record
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.moves import CHECKSUM_BYTES, OpenPages, PagesWritten, SavePages
+from radixrt.messages.moves import OpenPages, PagesWritten, SavePages
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_records
 from radixrt.scheduler.disk.names import NamedPages
 from radixrt.scheduler.disk.returns import MIN_CHANCE, Returns
@@ -62,6 +62,7 @@ def open_pages(config: ServerConfig, info: EngineInfo, replica: int) -> "DiskPag
             slot_bytes=info.kv_bytes_per_token * info.page_size,
             quota_bytes=int(config.cache_dir_gb * 1e9),
             share=1 / max(1, config.dp),
+            num_ranks=config.tp,
         )
     except OSError as error:
         reason = error.strerror or str(error)
@@ -75,6 +76,7 @@ class DiskPages:
     """The pages on disk of one replica.
 
     Args:
+        slot_bytes: of a page, over all ranks.
         quota_bytes: for the pages of this replica.
         share: of the quota of the whole directory that this replica may fill.
     """
@@ -89,6 +91,7 @@ class DiskPages:
         slot_bytes: int,
         quota_bytes: int,
         share: float = 1.0,
+        num_ranks: int = 1,
     ) -> None:
         """
         Raises:
@@ -100,9 +103,10 @@ class DiskPages:
         self.names = NamedPages(
             num_pages, page_size, lambda root: directory.root_digest(root.packed())
         )
-        self.index = DiskIndex(0, 4 * page_size)
+        self.index = DiskIndex(0, 4 * page_size, num_ranks)
         self.index.num_slots = self._affordable_slots()
-        self._journal = Journal(directory.fd, Header(fingerprint, page_size, slot_bytes))
+        header = Header(fingerprint, page_size, slot_bytes, num_ranks=num_ranks)
+        self._journal = Journal(directory.fd, header)
         self.index.replay(self._journal.records)
         self._journal.records = []
         self._journaled = len(self.index)
@@ -112,6 +116,8 @@ class DiskPages:
         """Pages that left memory in the plan in the making."""
         self._worth: set[int] = set()
         """Pages in memory that were used twice or pinned."""
+        self._answers: set[int] = set()
+        """Pages in memory with tokens that were generated."""
         self._writing: dict[int, PageName] = {}
         """By slot."""
         self._being_written: set[bytes] = set()
@@ -158,21 +164,36 @@ class DiskPages:
                     self._wanted.append((page, name))
         self.index.use(digests)
 
+    def answered(self, pages: Pages) -> None:
+        """These pages, which have just entered the tree, hold tokens that were generated."""
+        self._answers.update(pages.tolist())
+
     def evicted(self) -> None:
         """The pages that have just left the tree were evicted: those that are worth it are written
         before they have a new owner."""
         for page, name in self.names.removed_last:
-            self.returns.left(name)
-            if self._is_there(name) or not self.names.is_computed(page):
+            if self._is_there(name):
                 continue
-            if page in self._worth or self.returns.chance(name) >= self.min_chance:
+            is_answer = page in self._answers
+            self.returns.left(name, is_answer)
+            if not self.names.is_computed(page):
+                continue
+            if page in self._worth or self._is_worth(name, is_answer):
                 self._leaving.append((page, name))
         self.forget_removed()
+
+    def _is_worth(self, name: PageName, is_answer: bool) -> bool:
+        """Whether a page that was used once in memory is written when it leaves. One that
+        was dropped from disk for others has to return once more before."""
+        if self.returns.chance(name, is_answer) < self.min_chance:
+            return False
+        return not (self.index.was_dropped(name.digest) and self.min_chance)
 
     def forget_removed(self) -> None:
         """The pages that have just left the tree are not written."""
         for page, _ in self.names.removed_last:
             self._worth.discard(page)
+            self._answers.discard(page)
         self.names.removed_last = []
 
     def _is_there(self, name: PageName) -> bool:
@@ -226,11 +247,11 @@ class DiskPages:
 
     def written(self, message: PagesWritten) -> None:
         """Note what the worker has written."""
-        done = []
+        done, size = [], self.index.checksum_bytes
         for number, slot in enumerate(unpack_ids(message.slots).tolist()):
             name = self._writing.pop(slot)
             self._being_written.discard(name.digest)
-            checksum = message.checksums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
+            checksum = message.checksums[number * size : (number + 1) * size]
             self.index.add(name, slot, checksum)
             done.append((name, slot, checksum))
         for slot in unpack_ids(message.failed).tolist():

@@ -134,7 +134,7 @@ class Reads:
         if match is not None and found:
             last = int(match.node.pages[match.pages_in_edge - 1])
         before, depth = self._disk.names.end_of(last, sequence.root)
-        self._disk.returns.needed(page_names(before, depth, rest, 4 * kv.page_size))
+        self._disk.returns.needed(page_names(before, depth, rest, 4 * kv.page_size), index)
         names: list[PageName] = []
         slots: list[int] = []
         for name in page_names(before, depth, rest, 4 * kv.page_size):

@@ -89,15 +89,16 @@ class KVCache:
         """Take the prefixes that a dead scheduler has left in the pool into the tree, which is
         empty, and record its changes from now on; returns the number of their pages."""
         kept = [NO_PAGES]
-        for root, tokens, pages in record.take_prefixes():
+        for root, tokens, pages, states in record.take_prefixes():
             start = self.tree.lock_root(root)
             end, existing = self.tree.insert(start, tokens, pages)
             self.tree.move_lock(start, end)
             self.tree.unlock(end)
             kept.append(pages[existing:])
+            self.states.adopt(pages, states, self.page_size)
         self.allocator.take(np.concatenate(kept))
         self.tree.observers += (record,)
-        self.record = record
+        self.record = self.states.record = record
         return self.tree.num_pages
 
     @property
@@ -477,6 +478,9 @@ class KVCache:
             self.tree.move_lock(sequence.node, end)
             sequence.node = end
             self._inserted(sequence, start + existing, full)
+            if self.disk is not None:
+                prompt_pages = sequence.num_prompt // self.page_size
+                self.disk.answered(own[max(existing, prompt_pages - start) : full - start])
             if self.states and existing:
                 known = np.concatenate([link.pages for link in end.path()][::-1])
                 self.states.move(own[:existing], known[start : start + existing])

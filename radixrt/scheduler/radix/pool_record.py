@@ -9,6 +9,9 @@ page: the page before it, its tokens, and whether it is *complete*. Only complet
 - It is incomplete from the moment when the page leaves the tree, before a plan can give the page to
   a new owner.
 
+A row also names the kept state of recurrent layers behind its page, from the answer of the step
+that has written the state until the state is dropped.
+
 A process that is killed leaves everything that it has stored, in order, so no moment is a wrong one
 to die. What else the tree knows (locks, leases, hints, the order of uses) is not recorded.
 """
@@ -41,6 +44,8 @@ class RecordedPrefix(NamedTuple):
     root: CacheRoot
     tokens: TokenIds
     pages: Pages
+    states: TokenIds
+    """The row of the kept state behind each page; below 0: there is none."""
 
 
 class PoolRecord:
@@ -48,9 +53,17 @@ class PoolRecord:
 
     Args:
         memory: of :func:`record_bytes`; all zero if nothing was recorded yet.
+        state_delay: steps after the one that has written a state whose answers mean that all ranks
+            have. Keys and values are behind a sum over the ranks; states need not be.
     """
 
-    def __init__(self, memory: "mmap.mmap | bytearray", num_pages: int, page_size: int) -> None:
+    def __init__(
+        self,
+        memory: "mmap.mmap | bytearray",
+        num_pages: int,
+        page_size: int,
+        state_delay: int = 0,
+    ) -> None:
         ends = _ends(num_pages, page_size)
 
         def column(number: int, dtype: type, width: int) -> np.ndarray:
@@ -64,6 +77,8 @@ class PoolRecord:
         self._tokens = column(3, np.int32, page_size)
         self._roots = column(4, np.uint8, ROOT_BYTES)
         """Of pages that begin a prefix, packed, behind its length in two bytes."""
+        self._states = column(5, np.int32, 1)[:, 0]
+        """The row of the kept state behind each page, plus 1; 0: there is none."""
         self._page_size = page_size
         self._awaits = np.full(num_pages, _NOT_AWAITED, dtype=np.int64)
         """The step after which each page is complete."""
@@ -71,6 +86,9 @@ class PoolRecord:
         """Pages that have entered the tree since the last call of :meth:`sent`."""
         self._under_way: deque[tuple[int, Pages]] = deque()
         """Pages that become complete, with the step after which they do."""
+        self._state_delay = state_delay
+        self._states_under_way: dict[int, tuple[int, int]] = {}
+        """By page: the step after whose answer a state is recorded, and its row."""
         self._last_done = _NOT_AWAITED
         self._next_number = int(self._number.max(initial=0)) + 1
 
@@ -119,6 +137,29 @@ class PoolRecord:
             pages = pages[self._awaits[pages] == awaited]
             self._awaits[pages] = _NOT_AWAITED
             self._is_complete[pages] = 1
+        for page, (awaited, row) in list(self._states_under_way.items()):
+            if awaited <= step:
+                self._states[page] = row + 1
+                del self._states_under_way[page]
+
+    # ------------------------------------------------------------ changes of kept states
+
+    def state_written(self, page: int, row: int, step: int) -> None:
+        """A step that is answered has written the state behind a page."""
+        self._states_under_way[page] = step + self._state_delay, row
+
+    def state_dropped(self, page: int) -> None:
+        """The row of this page's state may have another one now."""
+        self._states_under_way.pop(page, None)
+        self._states[page] = 0
+
+    def state_moved(self, old: int, new: int) -> None:
+        """The state behind a page belongs to another page of the same prefix now."""
+        row, coming = self._states[old], self._states_under_way.get(old)
+        self.state_dropped(old)
+        self._states[new] = row
+        if coming is not None:
+            self._states_under_way[new] = coming
 
     # ------------------------------------------------------------ the next scheduler
 
@@ -135,7 +176,7 @@ class PoolRecord:
         for page, before in zip(complete.tolist(), self._before[complete].tolist(), strict=True):
             children.setdefault(before, []).append(page)
         found = [
-            RecordedPrefix(root, self._tokens[pages].reshape(-1), pages)
+            RecordedPrefix(root, self._tokens[pages].reshape(-1), pages, self._states[pages] - 1)
             for first in children.get(NO_PAGE, ())
             if (root := self._root_of(first)) is not None
             for pages in self._prefixes_from(first, children)
@@ -144,6 +185,7 @@ class PoolRecord:
         for prefix in found:
             kept[prefix.pages] = 1
         self._is_complete &= kept
+        self._states[kept == 0] = 0
         return sorted(found, key=lambda prefix: self._number[prefix.pages[-1]])
 
     def _prefixes_from(self, first: int, children: dict[int, list[int]]) -> Iterator[Pages]:
@@ -184,12 +226,14 @@ def record_bytes(num_pages: int, page_size: int) -> int:
 def _ends(num_pages: int, page_size: int) -> list[int]:
     """Where the columns begin and end, each at a multiple of 64 bytes."""
     ends = [ID_BYTES]
-    for row_bytes in (1, 4, 8, 4 * page_size, ROOT_BYTES):
+    for row_bytes in (1, 4, 8, 4 * page_size, ROOT_BYTES, 4):
         ends.append(ends[-1] + -(-num_pages * row_bytes // _ALIGNMENT) * _ALIGNMENT)
     return ends
 
 
-def open_record(fd: int, pool_id: str, num_pages: int, page_size: int) -> PoolRecord | None:
+def open_record(
+    fd: int, pool_id: str, num_pages: int, page_size: int, num_ranks: int = 1
+) -> PoolRecord | None:
     """The record of a pool in memory that the supervisor holds; None: there is no such memory, or
     the pool is not shared.
 
@@ -210,4 +254,4 @@ def open_record(fd: int, pool_id: str, num_pages: int, page_size: int) -> PoolRe
     memory = mmap.mmap(fd, size)
     memory[:ID_BYTES] = name
     os.close(fd)
-    return PoolRecord(memory, num_pages, page_size)
+    return PoolRecord(memory, num_pages, page_size, state_delay=int(num_ranks > 1))

@@ -17,8 +17,10 @@ from itertools import islice
 
 import numpy as np
 
+from radixrt.messages.ids import TokenIds
 from radixrt.messages.steps import EMPTY_STATE
 from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.pool_record import PoolRecord
 
 NO_ROW = -1
 
@@ -68,6 +70,8 @@ class KeptStates:
         """The states by row, the one used least recently first."""
         self._free = list(range(num_rows - 1, -1, -1))
         self._step = 0
+        self.record: PoolRecord | None = None
+        """Of a shared pool, where states outlive the process."""
         self._settling: deque[tuple[int, int, _Kept]] = deque()
         """States that are dropped unless a step up to the first number writes them; each with its
         row."""
@@ -181,10 +185,30 @@ class KeptStates:
         """The worker has written this row in a step. It is ignored if the state was dropped
         meanwhile, also if the row has another one by now."""
         kept = self._kept.get(row)
-        if kept is not None and kept.step <= step and kept.ready_from == math.inf:
+        if kept is None or kept.step > step:
+            return
+        if kept.ready_from == math.inf:
             kept.ready_from = step + 1
             self.is_kept[kept.page] = True
             self.use(row)
+        if self.record is not None:
+            self.record.state_written(kept.page, row, step)
+
+    def adopt(self, pages: Pages, rows: TokenIds, page_size: int) -> None:
+        """Take the states that a dead process has left behind the pages of a prefix: [n] each.
+
+        Args:
+            rows: below 0: the page has none.
+        """
+        start = 0
+        for index in np.flatnonzero(rows >= 0).tolist():
+            page, row = int(pages[index]), int(rows[index])
+            if not self.has(page):
+                self._row_of[page] = row
+                self.is_kept[page] = True
+                self._kept[row] = _Kept(page, (index + 1 - start) * page_size, -1, -1)
+                self._free.remove(row)
+            start = index + 1
 
     def drop_of(self, page: int) -> None:
         """Drop the state behind a page, if there is one."""
@@ -194,6 +218,8 @@ class KeptStates:
             self.is_kept[page] = False
             del self._kept[row]
             self._free.append(row)
+            if self.record is not None:
+                self.record.state_dropped(page)
 
     def drop(self, pages: Pages) -> None:
         """The pages are free now: [n]."""
@@ -210,6 +236,8 @@ class KeptStates:
                 self._row_of[before], self._row_of[page] = NO_ROW, row
                 self.is_kept[page], self.is_kept[before] = self.is_kept[before], False
                 self._kept[row].page = page
+                if self.record is not None:
+                    self.record.state_moved(before, page)
 
     def pages(self) -> dict[int, int]:
         """The page of each row in use, for checks of invariants."""

@@ -261,7 +261,7 @@ class AnswerState:
         options = msgspec.structs.replace(
             options,
             sampling=PREFILL_ONLY,
-            idle=True,
+            idle="expected",
             prepares_next_turn=False,
             shares_answers=False,
             progress=False,

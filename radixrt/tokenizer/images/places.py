@@ -78,7 +78,13 @@ class ImagePlacer:
         def named(part: Any) -> Any:
             if part["type"] != "image":
                 return part
-            images.append(self._processor.process(part["data"], f"Image {len(images) + 1}"))
+            where = f"Image {len(images) + 1}"
+            if "data" not in part:
+                raise RequestError(
+                    f"{where} has an address, which is fetched for answers only; send a data URL.",
+                    param="messages",
+                )
+            images.append(self._processor.process(part["data"], where))
             if (found := sum(image.num_tokens for image in images)) > most_tokens:
                 raise RequestError(
                     f"The first {len(images)} images have {found} tokens; the model takes {most_tokens}. Leave some out, or scale "

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import IDLE_IMAGE_BYTES
 from radixrt.messages.images import DropImage
 from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.sent_parts import SentParts
-
-MAX_IDLE_BYTES = 512 << 20
-"""Memory of the features of images without users that stay for the next requests."""
 
 MAX_USED_BYTES = 2 << 30
 """Memory of images that answers use or wait for, pixels and features; more are refused for now."""
@@ -30,7 +28,7 @@ class SentImages(SentParts):
         self,
         to_scheduler: Callable[[msgspec.Struct], None],
         *,
-        max_idle_bytes: int = MAX_IDLE_BYTES,
+        max_idle_bytes: int = IDLE_IMAGE_BYTES,
         max_used_bytes: int = MAX_USED_BYTES,
     ) -> None:
         super().__init__(

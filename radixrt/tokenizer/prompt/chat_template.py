@@ -10,10 +10,8 @@ template's own control tokens are set.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import re
 import secrets
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +31,14 @@ from radixrt.tokenizer.prompt.breakpoints import (
     num_tokens_within,
     substitute,
 )
+from radixrt.tokenizer.prompt.demanded_messages import (
+    demands_nine_characters,
+    reads_thinking,
+    with_nine_characters,
+    with_thinking,
+)
 from radixrt.tokenizer.prompt.kept_turns import History, KeptTurn, KeptTurns, OpenTurn
+from radixrt.tokenizer.prompt.message_spans import answer_ends, message_spans
 from radixrt.tokenizer.prompt.segments import CheckLength, Segment, any_length, joined
 from radixrt.tokenizer.vocabulary import (
     Vocabulary,
@@ -137,8 +142,8 @@ class ChatTemplate:
             agreed_length(render_some, text, messages, breakpoint.message)
             for breakpoint in prompt.cache_breakpoints
         ]
-        spans = _spans(text, messages)
-        ends = _answer_ends(messages, spans)
+        spans = message_spans(text, messages)
+        ends = answer_ends(messages, spans)
         if turn is not None:
             kept_ends = [kept.end for kept in turn.chain()]
             ends = sorted({*kept_ends, *(end for end in ends if end > turn.end)})
@@ -361,142 +366,5 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
 
 
-def _texts(content: Any) -> list[str]:
-    """The texts of a message's content."""
-    if isinstance(content, list):
-        return [part["text"] for part in content if part.get("type") == "text"]
-    return [content] if isinstance(content, str) else []
-
-
-def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
-    """Beginning and end of each message's content in the rendered text, in order; those of calls of
-    tools belong to it. Empty, at the end of the one before, where the text does not contain it
-    unchanged."""
-    spans = []
-    position = 0
-    for message in messages:
-        start, position = _content_span(text, position, message.get("content"))
-        for call in message.get("tool_calls") or ():
-            position = _end_of_call(text, position, call)
-        spans.append((start, position))
-    return spans
-
-
-def _content_span(text: str, position: int, content: object) -> tuple[int, int]:
-    """Beginning and end of a content's texts behind ``position``; a template may trim each."""
-    start, end = -1, position
-    for written in _texts(content):
-        found, length = _find_trimmed(text, written, end)
-        if found < 0:
-            return position, position
-        start, end = found if start < 0 else start, found + length
-    return (position, position) if start < 0 else (start, end)
-
-
-def _find_trimmed(text: str, written: str, position: int) -> tuple[int, int]:
-    """Where a text, perhaps trimmed, begins behind ``position``, and its length; -1: nowhere."""
-    for part in (written, written.strip()):
-        if (start := text.find(part, position)) >= 0:
-            return start, len(part)
-    return -1, 0
-
-
 MAX_BEHIND_MESSAGES = 512
 """Characters behind the last message that may be a generation prompt."""
-
-_CALL_DISTANCE = 256
-"""Most characters that a template writes before the name of a called function, or between its
-arguments."""
-
-
-def _end_of_call(text: str, position: int, call: Any) -> int:
-    """The place in the text where the last string of a tool call ends, if the template writes it
-    behind ``position``."""
-    function = call.get("function") or {}
-    arguments = function.get("arguments")
-    values = arguments.values() if isinstance(arguments, dict) else ()
-    for piece in (function.get("name"), *values):
-        if isinstance(piece, str):
-            start = text.find(piece, position, position + _CALL_DISTANCE + len(piece))
-            position = position if start < 0 else start + len(piece)
-    return position
-
-
-def _answer_ends(messages: Messages, spans: list[tuple[int, int]]) -> list[int]:
-    """Ends of the assistants' messages that the rendered text contains unchanged, in order."""
-    return [
-        end
-        for message, (_, end) in zip(messages, spans, strict=True)
-        if message.get("role") == "assistant"
-    ]
-
-
-_DEMAND = "alphanumeric strings with length"
-"""Part of the error that a template raises at other ids."""
-_NINE = re.compile(r"[A-Za-z0-9]{9}")
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-def demands_nine_characters(chat_template: Any) -> bool:
-    """Whether a template, or one of several, refuses other ids."""
-    return _DEMAND in str(chat_template)
-
-
-def with_nine_characters(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of a chat with ids of nine letters and digits for all tool calls and their
-    results.
-
-    An id gives the same new id in every request, so that the prompt of a chat's next request begins
-    with that of the last. A call without an id gets one by its place, and a result without an id
-    that of the first call without a result.
-    """
-    result = []
-    unanswered: deque[str] = deque()
-    for index, message in enumerate(messages):
-        if calls := message.get("tool_calls"):
-            calls = [
-                {**call, "id": _nine(call.get("id") or f"{index}.{number}")}
-                for number, call in enumerate(calls)
-            ]
-            unanswered.extend(call["id"] for call in calls)
-            message = {**message, "tool_calls": calls}
-        elif message.get("role") == "tool":
-            given = message.get("tool_call_id")
-            answered = _nine(given) if given else unanswered[0] if unanswered else _nine("")
-            if answered in unanswered:
-                unanswered.remove(answered)
-            message = {**message, "tool_call_id": answered}
-        result.append(message)
-    return result
-
-
-def _nine(call_id: str) -> str:
-    if _NINE.fullmatch(call_id):
-        return call_id
-    number = int.from_bytes(hashlib.sha256(call_id.encode()).digest()[:8])
-    return "".join(_DIGITS[number // len(_DIGITS) ** place % len(_DIGITS)] for place in range(9))
-
-
-def reads_thinking(chat_template: Any) -> bool:
-    """Whether a template, or one of several, reads ``thinking``."""
-    return "message.thinking" in str(chat_template)
-
-
-def with_thinking(messages: list[dict[str, Any]], chat_template: Any) -> list[dict[str, Any]]:
-    """The messages of a chat, with ``thinking`` in place of ``reasoning_content``.
-
-    gpt-oss's template takes no content beside the reasoning before a call, so there it becomes a
-    part of it.
-    """
-    joins = "<|channel|>" in str(chat_template)
-    return [_with_thinking(message, joins) for message in messages]
-
-
-def _with_thinking(message: dict[str, Any], joins: bool) -> dict[str, Any]:
-    reasoning = message.get("reasoning_content")
-    if not reasoning:
-        return message
-    others = {name: value for name, value in message.items() if name != "reasoning_content"}
-    if joins and message.get("tool_calls") and message.get("content"):
-        return {**others, "thinking": f"{reasoning}\n{message['content']}", "content": ""}
-    return {**others, "thinking": reasoning}

@@ -12,6 +12,7 @@ is complete.
 
 from collections.abc import Sequence
 from dataclasses import replace as dataclass_replace
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -73,12 +74,12 @@ class SettledEncoder:
         return ids[: len(ids) - len(last.ids)] + self._of_text(last.text, False)
 
     def _of_text(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids = self._vocabulary.encode(text, add_special_tokens)
         (encoding,) = self._vocabulary.backend.encode_batch(
             [text], add_special_tokens=add_special_tokens
         )
-        added = len(encoding.ids) - len(ids)  # a second beginning of the sequence is left out
-        return ids[: max(0, settled_length(encoding, text) - added)]
+        ids: list[int] = encoding.ids
+        surplus = self._vocabulary.surplus_at_start(ids) if add_special_tokens else 0
+        return ids[surplus : settled_length(encoding, text)]
 
     def _of_chat(
         self, prompt: ChatPrompt, growth: Growth, limits: Limits, root: CacheRoot
@@ -135,14 +136,13 @@ def settled_length(encoding: Encoding, text: str) -> int:
         encoding: of the text, with offsets.
     """
     words, offsets = encoding.word_ids, encoding.offsets
-    starts = [
+    last_starts = (
         position
-        for position in range(1, len(words))
+        for position in range(len(words) - 1, 0, -1)
         if words[position] is not None and words[position] != words[position - 1]
-    ]
-    if len(starts) >= OPEN_WORDS:
-        length = starts[-OPEN_WORDS]
-    else:
+    )
+    length = next(islice(last_starts, OPEN_WORDS - 1, None), None)
+    if length is None:
         length = _before_white_space(offsets, text)
     while 0 < length < len(offsets) and _splits_a_number(text, offsets[length][0]):
         length -= 1

@@ -1,4 +1,4 @@
-"""Drafts tokens by a head of the model (:mod:`radixrt.models.eagle3`).
+"""Drafts tokens by a head of the model (:mod:`radixrt.models.eagle3`, :mod:`radixrt.models.mtp`).
 
 The head needs the model's hidden states of every token, those of prompts included: what it has
 computed for a prefix is kept with the prefix. States of prompts are taken up at the end of their
@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixrt.attention.auxiliary import AuxiliaryStates
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.steps import Admit
 from radixrt.worker.batch import StepInputs
@@ -40,7 +39,7 @@ class _Followed:
     """The first position at which the head is not computed."""
     states: list[Tensor] = field(default_factory=list)
     """The model's states behind the positions from ``done - 1`` on: pieces [n, hidden_size], or as
-    the model has them, [n, NUM_STATES * target_hidden_size]."""
+    the model has them, [n, state_size]."""
     count: int = 0
     """Their number."""
 
@@ -58,16 +57,13 @@ class HeadDrafter(Drafter):
     """Keeps the head up with the sequences, and drafts by it.
 
     Args:
-        auxiliary: gets the model's hidden states.
         backlog: see BACKLOG.
     """
 
-    def __init__(
-        self, pages: HeadPages, auxiliary: AuxiliaryStates, backlog: int = BACKLOG
-    ) -> None:
+    def __init__(self, pages: HeadPages, backlog: int = BACKLOG) -> None:
         self._pages = pages
         self._head = pages.head
-        self._auxiliary = auxiliary
+        self.name = pages.head.drafter
         self._backlog = backlog
         self._followed: dict[int, _Followed] = {}
         self._drafts: dict[int, Draft] = {}
@@ -88,17 +84,20 @@ class HeadDrafter(Drafter):
             if token >= 0 and (one := self._followed.get(slot)) is not None:
                 one.text.append(token)
 
-    def take_states(self, inputs: StepInputs, num_chunks: int, computed: NDArray[np.int64]) -> None:
+    def take_states(
+        self, states: Tensor, inputs: StepInputs, num_chunks: int, computed: NDArray[np.int64]
+    ) -> None:
         """Take the states of a step.
 
         Args:
+            states: [num_tokens or more, state_size], which the next step may overwrite.
             num_chunks: sequences of the step, its last ones, that compute a part of their prompts.
             computed: [max_slots] positions of each slot that are final.
         """
         ends = inputs.attention.qo_indptr_cpu.tolist()
         slots, starts = inputs.slots.tolist(), inputs.starts.tolist()
         first = len(slots) - num_chunks
-        answers = self._auxiliary.rows[: ends[first]].clone()
+        answers = states[: ends[first]].clone()
         late = []
         for slot, start, row in zip(slots[:first], starts, ends, strict=False):
             one = self._at(slot, start)
@@ -106,7 +105,7 @@ class HeadDrafter(Drafter):
             if one.count > self._backlog:
                 late.append(slot)
         if num_chunks:
-            prompts = self._head.fuse(self._auxiliary.rows[ends[first] : ends[-1]])
+            prompts = self._head.fuse(states[ends[first] : ends[-1]])
             pieces = prompts.split(
                 [b - a for a, b in zip(ends[first:], ends[first + 1 :], strict=False)]
             )
@@ -153,7 +152,7 @@ class HeadDrafter(Drafter):
 
     def _fuse(self, slots: Sequence[int]) -> None:
         """Fuse the states of slots that are as the model has them."""
-        width = self._auxiliary.rows.shape[1]
+        width = self._head.state_size
         raw = [
             piece
             for slot in slots
@@ -203,8 +202,8 @@ class HeadDrafter(Drafter):
             rows = zip(slots, survival.tolist(), self._head.token_ids[chosen].tolist(), strict=True)
             for row, (slot, chance, token) in enumerate(rows):
                 drafted = tokens[slot]
-                if not drafted and chance >= 0.0:  # NaN is not
-                    kind = min(int(chance * KINDS), KINDS - 1)
+                if not drafted:
+                    kind = min(int(chance * KINDS), KINDS - 1) if chance >= 0.0 else 0  # NaN
                     self._drafts[slot] = Draft(drafted, kind)
                 if chance >= least or not drafted:
                     drafted.append(token)

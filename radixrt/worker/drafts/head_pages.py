@@ -13,7 +13,7 @@ token.
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 from radixrt.attention.backend import AttentionBackend, ForwardContext
 from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.models.eagle3 import Eagle3Head
+from radixrt.models.draft_head import DraftHead
 from radixrt.worker.batch import PersistentBatch
 from radixrt_kernels.tape import NotRecordable, Tape, Tapes
 
@@ -43,12 +43,12 @@ class Span(NamedTuple):
     end: int
 
 
-def head_specs(head: Eagle3Head, page_size: int, kv_dtype: torch.dtype) -> list[KVSpec]:
+def head_specs(head: DraftHead, page_size: int, kv_dtype: torch.dtype) -> list[KVSpec]:
     """What pages hold for a head: its keys and values, and of each page the state behind its last
     token, spread over its tokens."""
-    size, dtype = head.config.hidden_size, head.norm.weight.dtype
+    size, dtype = head.hidden_size, head.norm.weight.dtype
     state = KVSpec((CachedTensor((1, -(-size // page_size)), dtype),))
-    return [head.midlayer.self_attn.kv_spec(kv_dtype), state]
+    return [head.attention.kv_spec(kv_dtype), state]
 
 
 class HeadPages:
@@ -63,19 +63,19 @@ class HeadPages:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: DraftHead,
         backend: AttentionBackend,
         caches: Sequence[LayerKV],
         batch: PersistentBatch,
         *,
         taped: bool,
     ) -> None:
-        (keys, values), (states,) = caches
+        own, (states,) = caches
         self.head = head
         self._batch = batch
         self._backend = backend
         self._states = states.view(len(states), -1)  # [num_pages, page_size * width]
-        kv = tuple(cache.view(-1, 1, *cache.shape[2:]) for cache in (keys, values))
+        kv = tuple(cache.view(-1, 1, *cache.shape[2:]) for cache in own)
         self._context = ForwardContext(backend, [kv])
         self._offsets = np.arange(batch.page_size, dtype=np.int32)
         self._tapes = self._make_tapes() if taped else None
@@ -100,7 +100,7 @@ class HeadPages:
         if position % self._batch.page_size:
             return None
         page = int(self._batch.block_tables[slot, position // self._batch.page_size - 1])
-        return self._states[page : page + 1, : self.head.config.hidden_size].clone()
+        return self._states[page : page + 1, : self.head.hidden_size].clone()
 
     # ------------------------------------------------------------ the head
 
@@ -114,7 +114,7 @@ class HeadPages:
             states: [positions, hidden_size] behind the positions before. They may be overwritten.
 
         Returns:
-            see ``Eagle3Head.forward``, at the last position of each span.
+            see ``DraftHead.forward``, at the last position of each span.
         """
         locations = [self._locations(span) for span in spans]
         lengths = np.array([span.end - span.start for span in spans])
@@ -133,10 +133,10 @@ class HeadPages:
         positions = np.concatenate([np.arange(span.start - 1, span.end - 1) for span in spans])
         self.head.prepare_positions(int(positions.max()) + 1)
         inputs = torch.tensor(token_ids), torch.from_numpy(positions), states
-        tape = self._tape_of(len(states)) if self._tapes and len(states) <= MAX_TAPED else None
-        run: Callable[..., Any] = self._forward if tape is None else tape.replay
-        hidden, following = run(*inputs)
         last = torch.from_numpy(ends[1:].astype(np.int64) - 1)
+        if not self._tapes or len(states) > MAX_TAPED:
+            return self.head.forward(*inputs, self._context, last)
+        hidden, following = self._tape_of(len(states)).replay(*inputs)
         return hidden[last], following[last]
 
     def _locations(self, span: Span) -> NDArray[np.int32]:
@@ -153,7 +153,7 @@ class HeadPages:
 
     def _make_tapes(self) -> Tapes | None:
         zero = torch.zeros(1, dtype=torch.int64)
-        state = torch.zeros(1, self.head.config.hidden_size, dtype=self._states.dtype)
+        state = torch.zeros(1, self.head.hidden_size, dtype=self._states.dtype)
         try:
             return Tapes(self._forward, zero, zero, state, check=self._forward_of_copy)
         except NotRecordable as reason:

@@ -21,9 +21,9 @@ from radixrt.worker.drafts.drafters import (
     PoolDrafter,
     ReferenceDrafter,
 )
+from radixrt.worker.drafts.head import HeadDrafter
 from radixrt.worker.drafts.price import Chance, Chances, Source
 
-HEAD = DRAFTERS.index("head")
 ANY_KIND = -1
 """Stands for all kinds of a head's drafts, before one is computed."""
 
@@ -89,7 +89,7 @@ class Speculator:
         eos_token_ids: Sequence[int],
         forced: Callable[[int], list[int]],
         allowed: Callable[[int, list[int]], list[int]],
-        head: Drafter | None = None,
+        head: HeadDrafter | None = None,
         *,
         from_text: bool = True,
     ) -> None:
@@ -103,7 +103,8 @@ class Speculator:
         if not from_text:
             by_name = {}
         if head is not None:
-            by_name["head"] = head
+            by_name[head.name] = head
+        self._head = -1 if head is None else DRAFTERS.index(head.name)
         self._drafters = [
             (index, by_name[name]) for index, name in enumerate(DRAFTERS) if name in by_name
         ]
@@ -166,7 +167,7 @@ class Speculator:
         if one is None or one.rest or (budget := self._budget(one, room)) <= 0:
             return 0
         self._judge(one)
-        chance = self._chances.estimate((HEAD, ANY_KIND))
+        chance = self._chances.estimate((self._head, ANY_KIND))
         length = chance.paying_length(price + cost, budget)
         gain = chance.expected_accepted(length) - (price + cost) * length
         other = self._best(slot, budget, price, [])
@@ -231,8 +232,8 @@ class Speculator:
                 (i for i in range(num_tried) if stretch.token_ids[i] != new[i]), num_tried
             )
             self._chances.learn(stretch.source, num_tried, num_right)
-            if stretch.source[0] == HEAD:
-                self._chances.learn((HEAD, ANY_KIND), num_tried, num_right)
+            if stretch.source[0] == self._head:
+                self._chances.learn((self._head, ANY_KIND), num_tried, num_right)
             if num_right < stretch.num_tokens:
                 break
             new = new[stretch.num_tokens :]

@@ -48,11 +48,17 @@ class PageMover:
     Args:
         kv_caches: of the pool, on a CPU.
         report: takes the answers, in the mover's thread.
+        rank: of so many.
     """
 
     def __init__(
-        self, kv_caches: list[LayerKV], report: Callable[[PagesWritten | PagesRead], None]
+        self,
+        kv_caches: list[LayerKV],
+        report: Callable[[PagesWritten | PagesRead], None],
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
+        self._rank, self._num_ranks = rank, num_ranks
         self._tensors = [_as_bytes(one) for layer in kv_caches for one in layer]
         widths = [tensor.shape[1] for tensor in self._tensors]
         self._ends = np.cumsum(widths).tolist()
@@ -83,6 +89,8 @@ class PageMover:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
+        if self._rank:
+            path += f".{self._rank}"
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(path, flags, 0o600)
@@ -122,6 +130,7 @@ class PageMover:
             checksums.append(page_checksum(_part(order.digests, number, DIGEST_BYTES), copy.data))
         done = len(checksums)
         return PagesWritten(
+            rank=self._rank,
             slots=pack_ids(slots[:done]),
             checksums=b"".join(checksums),
             failed=pack_ids(slots[done:]),
@@ -143,7 +152,8 @@ class PageMover:
         buffer = np.empty(self.page_bytes, dtype=np.uint8)
         for page, slot in zip(pages, slots, strict=True):
             digest = _part(order.digests, count, DIGEST_BYTES)
-            expected = _part(order.checksums, count, CHECKSUM_BYTES)
+            number = count * self._num_ranks + self._rank
+            expected = _part(order.checksums, number, CHECKSUM_BYTES)
             try:
                 is_whole = (
                     os.preadv(self._fd, [buffer.data], slot * self.page_bytes) == self.page_bytes
@@ -160,6 +170,7 @@ class PageMover:
                 break  # it takes longer than to compute them
         return PagesRead(
             number=order.number,
+            rank=self._rank,
             num_pages=count,
             is_damaged=is_damaged,
             seconds=time.perf_counter() - begin,

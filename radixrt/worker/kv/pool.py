@@ -39,7 +39,7 @@ class KVPool:
         """
         Args:
             setup: the layers' KV caches, and their page size and device.
-            shared: memory that outlives this process, for all tensors.
+            shared: memory that outlives this process, in which :func:`shared_bytes` are left.
             one_for_all: layers of one spec share their tensors, which then hold nothing of use: for
                 a trial run.
         """
@@ -49,11 +49,6 @@ class KVPool:
         self._device = setup.device.torch_device
         self._shared = shared
         specs = setup.page_specs
-        if shared is not None:
-            shapes = [self._shape(one) for spec in specs for one in spec.tensors]
-            dtypes = [one.dtype for spec in specs for one in spec.tensors]
-            sizes = [math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True)]
-            shared.begin(num_pages, sum(map(rounded_up, sizes)))
         if one_for_all:
             of_spec = {spec: self._layer(spec) for spec in set(specs)}
             self.kv_caches = [of_spec[spec] for spec in specs]
@@ -64,7 +59,7 @@ class KVPool:
         return tuple(self._empty(tensor) for tensor in spec.tensors)
 
     def _empty(self, cached: CachedTensor) -> torch.Tensor:
-        shape = self._shape(cached)
+        shape = (self.num_pages + 1, self.page_size, *cached.shape)
         if self._shared is not None:
             return self._shared.take(shape, cached.dtype)
         tensor = torch.empty(shape, dtype=cached.dtype, device=self._device)
@@ -72,8 +67,12 @@ class KVPool:
             advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
         return tensor
 
-    def _shape(self, cached: CachedTensor) -> tuple[int, ...]:
-        return (self.num_pages + 1, self.page_size, *cached.shape)
+
+def shared_bytes(setup: AttentionSetup, num_pages: int) -> int:
+    """Memory of a pool's tensors, each in whole huge pages."""
+    tokens = (num_pages + 1) * setup.page_size
+    tensors = [one for spec in setup.page_specs for one in spec.tensors]
+    return sum(rounded_up(tokens * math.prod(one.shape) * one.dtype.itemsize) for one in tensors)
 
 
 def bytes_per_token(setup: AttentionSetup) -> int:

@@ -4,6 +4,7 @@ A draft that is rejected must leave no trace. So a step that verifies drafts als
 behind each token before a draft token, and the right copy becomes the state of its slot.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from radixrt.attention.states import StateSpec, StateStep, StateTables
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.steps import EMPTY_STATE, MAX_DRAFTED, SAME_STATE, KeepState, StepPlan
+from radixrt.worker.kv.shared_memory import SharedMemory, rounded_up
 
 DRAFT_ROWS = 2 * MAX_DRAFTED
 """Draft tokens of a step, over all slots, where the states are small."""
@@ -40,18 +42,23 @@ class SlotStates:
 
     Args:
         num_kept: states that the scheduler may keep.
+        shared: memory that outlives this process, in which :func:`shared_state_bytes` are left.
     """
 
-    def __init__(self, specs: list[StateSpec], num_slots: int, num_kept: int) -> None:
+    def __init__(
+        self,
+        specs: list[StateSpec],
+        num_slots: int,
+        num_kept: int,
+        shared: SharedMemory | None = None,
+    ) -> None:
         self._num_slots = num_slots
         self._first_copy = num_slots + num_kept
-        num_copies = min(DRAFT_ROWS, DRAFT_BYTES // max(1, state_bytes(specs)))
+        num_copies = _num_copies(specs)
         rows = self._first_copy + num_copies
+        empty = torch.zeros if shared is None else shared.take
         self.tables = StateTables(
-            [
-                tuple(torch.zeros((rows, *t.shape), dtype=t.dtype) for t in spec.tensors)
-                for spec in specs
-            ]
+            [tuple(empty((rows, *t.shape), dtype=t.dtype) for t in spec.tensors) for spec in specs]
         )
         self._copies: list[tuple[int, int]] = []
         """Rows to copy before the next step: from, to."""
@@ -156,6 +163,18 @@ class SlotStates:
         if missed:
             self._orders[slot] = [*missed, *self._orders.get(slot, ())]
         return written
+
+
+def shared_state_bytes(specs: list[StateSpec], num_slots: int, num_kept: int) -> int:
+    """Memory of all tables, each in whole huge pages."""
+    rows = num_slots + num_kept + _num_copies(specs)
+    tensors = [tensor for spec in specs for tensor in spec.tensors]
+    return sum(rounded_up(rows * math.prod(one.shape) * one.dtype.itemsize) for one in tensors)
+
+
+def _num_copies(specs: list[StateSpec]) -> int:
+    """Rows for the copies of a step with drafts."""
+    return min(DRAFT_ROWS, DRAFT_BYTES // max(1, state_bytes(specs)))
 
 
 def state_bytes(specs: list[StateSpec]) -> int:

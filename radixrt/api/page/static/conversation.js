@@ -2,8 +2,8 @@
 
 /**
  * @typedef {{id: number, parent: number|null, role: string, content: string, reasoning?: string, tool_calls?: any[], tool_call_id?: string,
- *            name?: string, isJson?: boolean, report?: any, error?: string}} Message
- *   `parent`: the message before it; `isJson`: its request had a schema
+ *            name?: string, images?: string[], isJson?: boolean, report?: any, error?: string}} Message
+ *   `parent`: the message before it; `images`: data URLs, before the text; `isJson`: its request had a schema
  */
 
 export class Conversation {
@@ -64,8 +64,8 @@ export class Conversation {
   /** The branch in the form of a chat request. An answer that was stopped before its first token is left out. */
   get requestMessages() {
     return this.branch.filter(({ content, role, tool_calls }) => content || tool_calls?.length || role !== "assistant")
-      .map(({ role, content, tool_calls, tool_call_id, name }) => ({
-        role, content, ...(tool_calls?.length && { tool_calls }), ...(tool_call_id && { tool_call_id, name }) }));
+      .map(({ role, content, images, tool_calls, tool_call_id, name }) => ({
+        role, content: images ? partsOf(images, content) : content, ...(tool_calls?.length && { tool_calls }), ...(tool_call_id && { tool_call_id, name }) }));
   }
 
   /** The branch as one text, for a completion. */
@@ -73,3 +73,9 @@ export class Conversation {
     return this.branch.map(({ content }) => content).join("");
   }
 }
+
+/** @param {string[]} images @param {string} text */
+const partsOf = (images, text) => [
+  ...images.map((url) => ({ type: "image_url", image_url: { url } })),
+  ...(text ? [{ type: "text", text }] : []),
+];

@@ -2,6 +2,7 @@
 
 import { copyButton, element, exact } from "./dom.js";
 import { code, Markdown } from "./markdown.js";
+import { thumbnails } from "./pictures.js";
 import { reportFooter } from "./report.js";
 
 /** @typedef {import("./conversation.js").Message} Message */
@@ -17,7 +18,7 @@ export class MessageEntry {
     this.markdown = new Markdown(onRender);
     this.text = this.isAnswer ? this.markdown.root : element("div", { class: "text", text: message.content });
     this.root = element("li", { class: `message ${message.role}` },
-      element("h2", { text: NAMES[message.role] ?? `Result of ${message.name}` }), this.text);
+      element("h2", { text: NAMES[message.role] ?? `Result of ${message.name}` }), message.images && thumbnails(message.images), this.text);
   }
 
   /** An answer whose next token is awaited. */
@@ -90,9 +91,9 @@ export class MessageEntry {
       element("button", { type: "button", onclick: () => this.root.replaceChildren(...old) }, "Cancel")));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (field.value.trim()) this.actions.edit(this.message, field.value);
+      if (field.value.trim() || this.message.images) this.actions.edit(this.message, field.value);
     });
-    this.root.replaceChildren(old[0], form);
+    this.root.replaceChildren(old[0], ...old.filter(({ className }) => className === "pictures"), form);
     field.focus();
   }
 }

@@ -7,6 +7,7 @@ import { byId, element } from "./dom.js";
 import { examplesFor } from "./examples.js";
 import { onReading } from "./live.js";
 import { MessageEntry } from "./message.js";
+import { hasPictures, startPictures, takenPictures } from "./pictures.js";
 import { chosenModel, isCompletion, loadModels, requestFor, startSettings, switchToCompletion } from "./settings.js";
 import { storeConversation, storedConversations } from "./storage.js";
 
@@ -35,6 +36,7 @@ export function startPlayground() {
       submit();
     }
   });
+  startPictures();
   byId("stop").addEventListener("click", () => answering?.abort());
   const messages = byId("messages");
   messages.addEventListener("scroll", look);
@@ -97,7 +99,7 @@ function draw() {
 /** @param {import("./conversation.js").Message} message */
 function entryOf(message) {
   const actions = {
-    edit: (edited, text) => say({ role: "user", content: text }, edited.parent),
+    edit: (edited, text) => say({ role: "user", content: text, images: edited.images }, edited.parent),
     again: (other) => answer(other.parent),
     show: (other) => {
       if (answering) return;
@@ -129,11 +131,12 @@ function submit() {
   const field = byId("message");
   const call = conversation.openCall;
   const continues = isCompletion() && conversation.head !== null;
-  if (answering || (!field.value.trim() && !call && !continues)) return;
+  if (answering || (!field.value.trim() && !hasPictures() && !call && !continues)) return;
   const content = field.value;
+  const images = call ? [] : takenPictures();
   field.value = "";
   if (call) say({ role: "tool", tool_call_id: call.id, name: call.function.name, content });
-  else if (content) say({ role: "user", content });
+  else if (content || images.length) say({ role: "user", content, ...(images.length && { images }) });
   else answer();
 }
 

@@ -3,8 +3,8 @@
 import { count, duration, element, percent } from "./dom.js";
 
 /**
- * @typedef {{usage?: any, times?: any, explanation?: any, finish?: string, first_s?: number, decode_s?: number}} Report
- *   `first_s`, `decode_s`: by the clock of this page
+ * @typedef {{usage?: any, times?: any, explanation?: any, finish?: string, log_kept?: number, first_s?: number, decode_s?: number}} Report
+ *   `log_kept`: sum over the tokens of the logarithm of the probability that a schema left; `first_s`, `decode_s`: by the clock of this page
  */
 
 /** The ends of answers that are shown; finish reasons, and the client's own. */
@@ -19,6 +19,7 @@ export function takeReport(report, event) {
   report.times = event.times ?? report.times;
   report.explanation = event.cache_explanation ?? report.explanation;
   report.finish = event.choices?.[0]?.finish_reason ?? report.finish;
+  report.log_kept = event.choices?.[0]?.constraint?.log_kept_mass ?? report.log_kept;
 }
 
 /** A line of facts that unfolds; a miss that could be avoided stands below it. @param {Report} report */
@@ -36,7 +37,7 @@ export function reportFooter(report) {
 }
 
 /** @param {Report} report @returns {string[]} */
-function factsOf({ usage, times, finish, first_s, decode_s }) {
+function factsOf({ usage, times, finish, log_kept, first_s, decode_s }) {
   const facts = [];
   if (usage) {
     facts.push(`${count(usage.completion_tokens)} tokens`);
@@ -45,15 +46,16 @@ function factsOf({ usage, times, finish, first_s, decode_s }) {
   }
   if (first_s) facts.push(`first token after ${duration(first_s)}`);
   if (usage) facts.push(`${count(usage.prompt_tokens_details?.cached_tokens ?? 0)} of ${count(usage.prompt_tokens)} prompt tokens from the cache`);
+  if (usage && log_kept !== undefined) facts.push(`the schema kept ${percent(Math.exp(log_kept / Math.max(1, usage.completion_tokens)))} of the probability`);
   if (finish && finish !== "stop") facts.push(ENDS[finish] ?? finish);
   return facts;
 }
 
-/** The prompt as a bar of three parts. */
+/** The prompt as a bar of its parts. */
 function promptBar(usage) {
   const total = usage.prompt_tokens;
-  const { cached_tokens: cached = 0, cache_write_tokens: written = 0 } = usage.prompt_tokens_details ?? {};
-  const parts = [["cached", cached, "from the cache"], ["written", written, "computed, and in the cache from now on"],
+  const { cached_tokens: cached = 0, cache_write_tokens: written = 0, disk_tokens: disk = 0 } = usage.prompt_tokens_details ?? {};
+  const parts = [["cached", cached - disk, "from the cache"], ["disk", disk, "from the cache on disk"], ["written", written, "computed, and in the cache from now on"],
     ["rest", Math.max(0, total - cached - written), "computed for this answer only"]];
   const bar = element("div", { class: "prompt-bar", "aria-hidden": "true" });
   const legend = element("p", { class: "legend" }, element("span", { text: `Prompt: ${percent(cached / total)} cached:` }));

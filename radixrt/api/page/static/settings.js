@@ -68,7 +68,7 @@ export function requestFor(conversation) {
   for (const input of form().querySelectorAll(".sampling input")) if (input.value !== "") body[input.name] = input.valueAsNumber;
   if (models.length > 1) body.model = value("model");
   const schema = value("schema");
-  if (schema) body.response_format = responseFormat(parsed(schema, "The JSON schema"));
+  if (schema) Object.assign(body, { response_format: responseFormat(parsed(schema, "The JSON schema")), kept_mass: true });
   if (isCompletion()) return { path: "/v1/completions", body: { max_tokens: COMPLETION_TOKENS, ...body, prompt: conversation.text } };
   const system = value("system") ? [{ role: "system", content: value("system") }] : [];
   if (value("tools")) body.tools = parsed(value("tools"), "The list of tools");

@@ -1,5 +1,5 @@
-"""Keeps the sequences whose grammar or images the workers are still loading, and refuses those
-whose grammar is missing.
+"""The parts that sequences name by a key and workers load once, grammars and images: keeps the
+sequences whose parts are still being loaded, and refuses those whose parts are missing.
 
 The tokenizer process owns the life of a grammar: it sends ``LoadGrammar`` before the first sequence
 that names the key and ``DropGrammar`` when no answer under way does. A sequence that waits for its

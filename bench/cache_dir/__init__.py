@@ -1,0 +1,1 @@
+"""Benchmarks of KV that outlives memory, worker and server."""

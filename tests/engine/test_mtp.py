@@ -1,0 +1,167 @@
+"""A layer that predicts further tokens computes what transformers does, whatever the cache, the
+chunks and the batch are; and changes no answer."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.models.eagle3 import Eagle3Head
+from radixrt.models.memory_need import engine_need
+from radixrt.models.mtp import MtpHead
+from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.drafts.price import DraftPrice
+from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.draft_heads import Drafted, Foresight, check_drafts, make_head, watch_drafts
+from tests.engine.in_process import InProcessEngine
+from tests.engine.test_draft_heads import GREEDY, prompts
+from tests.engine.test_grammars import SCHEMA
+from tests.engine.test_speculation import TORTURE, answers, twenty_requests
+from tests.mtp_checkpoints import MTP_FAMILIES, TransformersMtp, make_with_mtp
+from tests.scheduler.engine_model import expect_nothing
+
+
+@pytest.fixture(scope="module")
+def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            made[family] = make_with_mtp(family, tmp_path_factory.mktemp(family))
+            make_tokenizer(made[family])
+        return made[family]
+
+    return make
+
+
+@pytest.fixture
+def drafted(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
+    return watch_drafts(monkeypatch, MtpHead)
+
+
+@pytest.mark.parametrize("family", MTP_FAMILIES)
+def test_the_layer_computes_what_transformers_does(
+    with_mtp: Callable[[str], Path], drafted: list[Drafted], family: str
+) -> None:
+    """Cold, behind a cached prefix, in chunks and in a batch."""
+    folder = with_mtp(family)
+    engine = InProcessEngine(
+        folder, dtype="float32", speculation="head", page_size=4, chunked_prefill_size=24
+    )
+    assert engine.info.speculation == "mtp"
+    chain = TransformersMtp(folder).chain
+    documents = prompts(3, 40, 60)
+    sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    engine.generate(documents, sampling)
+    assert check_drafts(drafted, chain) > 10
+    drafted.clear()
+    engine.generate([[*document, 5, 6] for document in documents], sampling)
+    assert min(engine.cached) >= 32
+    assert check_drafts(drafted, chain) > 10
+
+
+@pytest.mark.parametrize("kind", ["head", *MTP_FAMILIES])
+def test_drafts_behind_a_hit_of_1000_tokens_are_those_of_a_cold_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The same numbers, so they are accepted as often."""
+    long: dict[str, Any] = {"max_position_embeddings": 2048}
+    settings: dict[str, Any] = {"speculation": "head", "page_size": 16}
+    if kind == "head":
+        folder = make_checkpoint("llama", tmp_path / "model", **long)
+        config = json.loads((folder / "config.json").read_text())
+        settings["draft_model"] = str(make_head(tmp_path / "head", config))
+    else:
+        folder = make_with_mtp(kind, tmp_path / "model", **long)
+    drafted = watch_drafts(monkeypatch, Eagle3Head if kind == "head" else MtpHead)
+    (document,) = prompts(1, 1008, 1008)
+    found = []
+    for openings in ([], [[*document, 7, 8, 9]]):
+        engine = InProcessEngine(folder, **settings)
+        for opening in openings:
+            engine.generate([opening], GREEDY)
+        drafted.clear()
+        answer = engine.generate([[*document, 5, 6]], GREEDY)
+        found.append((answer, [(one.texts, one.logits) for one in drafted]))
+        assert engine.cached == ([1008] if openings else [0])
+    (cold, cold_drafts), (warm, warm_drafts) = found
+    assert warm == cold
+    assert len(warm_drafts) == len(cold_drafts) > 10
+    for (cold_texts, cold_logits), (texts, logits) in zip(cold_drafts, warm_drafts, strict=True):
+        assert list(texts.values()) == list(cold_texts.values())
+        for mine, theirs in zip(logits, cold_logits, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("family", MTP_FAMILIES)
+def test_drafts_of_the_layer_change_no_answer(
+    with_mtp: Callable[[str], Path],
+    facts: TokenizerFacts,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    """Every kind of sampling, with log-probabilities and grammars; with a cached prefix, retracted,
+    and with weights in 8 bits."""
+    grammar = llguidance.compile_json_schema(json.dumps(SCHEMA), facts, "compact")
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    settings: dict[str, Any] = {"page_size": 4}
+    settings |= {"quantization": "int8"} if family == "glm4_moe" else {}
+    plain = InProcessEngine(with_mtp(family), **settings)
+    if family == "deepseek_v3":
+        monkeypatch.setattr(Admission, "_forecast", expect_nothing)
+        settings["max_total_tokens"] = 160
+    engine = InProcessEngine(with_mtp(family), **settings, speculation="head")
+    foresight = Foresight(monkeypatch)
+    for seed in range(25 if TORTURE else 1):
+        asked = twenty_requests(random.Random(seed))
+        expected, logprobs = answers(plain, asked, grammar)
+        twice = [one.prompt for one in asked] * 2
+        foresight.texts = [p + answer for p, answer in zip(twice, expected, strict=True)]
+        assert answers(engine, asked, grammar) == (expected, logprobs)
+    counters = engine.scheduler.state.counters
+    accepted, drafted = (
+        of["mtp"] for of in (counters.accepted_draft_tokens, counters.drafted_tokens)
+    )
+    assert 50 < accepted < drafted
+    assert sum(counters.drafted_tokens.values()) == drafted
+    assert (counters.retractions > 0) == (family == "deepseek_v3")
+
+
+def test_the_layer_is_loaded_unless_text_alone_is_to_be_drafted_from(
+    with_mtp: Callable[[str], Path],
+) -> None:
+    folder = with_mtp("glm4_moe")
+    sources = {}
+    for asked in ("auto", "head", "text", "off"):
+        engine = InProcessEngine(folder, speculation=asked)
+        sources[asked] = engine.info.speculation
+        need = engine_need(ServerConfig(model_path=str(folder), speculation=asked))
+        assert need.in_memory <= engine.info.weight_bytes <= 1.2 * need.in_memory
+        assert (need.head > 0) == ("mtp" in engine.info.speculation)
+    assert sources == {"auto": "text, mtp", "head": "mtp", "text": "text", "off": ""}
+
+
+def test_a_checkpoint_whose_layer_is_broken_is_served_without_it(
+    with_mtp: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = with_mtp("qwen3_5") / "model.safetensors"
+    (tmp_path / "config.json").write_bytes((file.parent / "config.json").read_bytes())
+    tensors = load_file(file)
+    del tensors["mtp.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert InProcessEngine(tmp_path, speculation="auto").info.speculation == "text"
+    assert "1 missing (norm.weight)" in caplog.text
+    with pytest.raises(ConfigError, match="1 missing"):
+        InProcessEngine(tmp_path, speculation="head")
