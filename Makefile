@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-pieces test-receipts test-clients test-browser screenshots test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
+.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-pieces test-receipts test-clients test-browser screenshots test-kernels test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batch
 
 test-pieces: install ## 1,000 prompts in random pieces with each tokenizer of the tests: the ids and bits of the whole; minutes
 	RADIXRT_SPLITS=20 $(BIN)/python -m pytest tests/server/test_pieces.py tests/tokenizer/test_settled.py --timeout 0 -k split $(ARGS)
+
+test-kernels: install ## Every case of the kernels' tests on every instruction set of this processor; two minutes
+	RADIXRT_EVERY_KERNEL=1 $(BIN)/python -m pytest tests/kernels $(ARGS)
 
 test-mixtures: install ## Every mixture of experts on two and on four ranks that hold whole experts; a minute
 	RADIXRT_EVERY_MIXTURE=1 $(BIN)/python -m pytest tests/models/test_expert_parallel.py $(ARGS)
@@ -102,8 +105,8 @@ test-browser: install ## Test the web page in Chromium (apt-get install chromium
 screenshots: install ## Take the screenshots of docs/web_page.md anew, in Chromium; look at them before you commit them
 	RADIXRT_SCREENSHOTS=1 $(BIN)/python -m pytest tests/browser/test_screenshots.py $(ARGS)
 
-TORTURE := $(filter-out %replica_kills.py %test_models.py,$(wildcard tests/torture/test_*.py)) $(addprefix tests/server/test_,takeover.py floods.py life.py joined_engines.py) \
-	$(addprefix tests/api/test_,stalls.py connections.py overload.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
+TORTURE := $(filter-out %replica_kills.py %test_models.py,$(wildcard tests/torture/test_*.py)) $(addprefix tests/server/test_,takeover.py floods.py hangs.py life.py joined_engines.py) \
+	$(addprefix tests/api/test_,stalls.py connections.py overload.py explanations.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
 
 torture: install ## Kill and stop every process of a server under load, a hundred times; floods, bombs, slow clients, full disks; up to 20 minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 $(TORTURE) $(ARGS)
@@ -121,7 +124,7 @@ test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clien
 	RADIXRT_CACHE_KILLS=50 RADIXRT_CACHE_CLIENTS=32 RADIXRT_DAMAGES=10000 RADIXRT_EVICTIONS=1000000 $(BIN)/python -m pytest --timeout 0 tests/server/test_cache_dir.py tests/worker/test_page_mover.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_images.py tests/server/test_images.py $(ARGS)
+	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_against_transformers.py tests/engine/test_images.py tests/server/test_images.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)

@@ -42,7 +42,7 @@ reasoning."""
 STREAMS = (False, True)
 MAX_TOKENS = 128
 EVERY_SCRIPT = "RADIXRT_EVERY_SCRIPT" in os.environ
-SCRIPTS_OF_A_CELL = {"tags": 2, "parts": 1}
+SCRIPTS_OF_A_CELL = 1
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -453,7 +453,7 @@ def test_every_cell_is_constrained_or_refused(
     for axes in every:
         scripts = range(num_scripts)
         if not EVERY_SCRIPT:
-            scripts = [next(numbers) % num_scripts for _ in range(SCRIPTS_OF_A_CELL[vocabulary])]
+            scripts = [next(numbers) % num_scripts for _ in range(SCRIPTS_OF_A_CELL)]
         refused = Cell(*axes, False, False, 0).is_refused
         for script in [*scripts][: 1 if refused else None]:
             cells += [

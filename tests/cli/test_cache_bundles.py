@@ -9,6 +9,7 @@ import pytest
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError
+from radixrt.cli.main import main
 from radixrt.kv.store.directory import CacheDirectory
 from radixrt.scheduler.disk.bundle import import_bundle, read_bundle
 from radixrt.worker.fingerprint import machine_parts
@@ -39,13 +40,20 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_imported_kv_has_the_bits_of_a_cold_engine(bundle: Path, tmp_path: Path) -> None:
+def test_imported_kv_has_the_bits_of_a_cold_engine(
+    bundle: Path, tmp_path: Path, demo_llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*arguments: object) -> str:
+        """By a command of this process."""
+        with pytest.raises(SystemExit, match="0"):
+            main(["cache", *map(str, arguments)])
+        return capsys.readouterr().out
+
     cache = tmp_path / "cache"
-    assert "pages of KV added" in radixrt("cache", "import", bundle, "--cache-dir", cache)
-    assert "0.txt" in radixrt("cache", "info", bundle)
-    assert "tokens" in radixrt("cache", "info", cache)
-    with LLM() as cold:
-        expected = cold.generate(DOCUMENTS, SHORT)
+    assert "pages of KV added" in printed("import", bundle, "--cache-dir", cache)
+    assert "0.txt" in printed("info", bundle)
+    assert "tokens" in printed("info", cache)
+    expected = demo_llm.generate(DOCUMENTS, SHORT)  # which has no directory
     with LLM(cache_dir=str(cache)) as llm:
         found = llm.generate(DOCUMENTS, SHORT)
         salted = llm.generate(DOCUMENTS[0], SHORT, cache_salt="other")

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from radixrt.cli.doctor import machine, models
+from radixrt.cli.main import main
 from radixrt.models.local import LocalModel, local_models
 
 
@@ -26,14 +27,12 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_taken_port_is_an_error_with_advice() -> None:
-    with socket.socket() as taken:
+def test_a_taken_port_is_an_error_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken, pytest.raises(SystemExit, match="1"):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        done = command("doctor", "--port", str(port), "--json")
-    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
-    assert done.returncode == 1
+        main(["doctor", "--port", str(taken.getsockname()[1]), "--json"])
+    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert findings["port"]["level"] == "error"
     assert "--port" in findings["port"]["advice"]
     assert {"versions", "packages", "kernels", "GPU", "memory", "sockets", "downloads"} <= set(

@@ -5,6 +5,7 @@ import argparse
 import importlib.util
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,17 +91,26 @@ def test_every_page_is_named_in_the_index(page: Path) -> None:
 @each_page
 def test_flags_that_are_named_are_declared(page: Path) -> None:
     """Somewhere in the repository; those of ``radixrt`` commands are held to their parser below."""
-    declared = set(re.findall(r"[\"'](--[a-z][a-z0-9-]+)[\"']", code()))
-    declared |= {
-        option for parser in parsers(_parser()) for option in parser._option_string_actions
-    }
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code_of(page)):
-        assert flag in declared, f"{page.name} names {flag}"
+        assert flag in declared_flags(), f"{page.name} names {flag}"
+
+
+@cache
+def declared_flags() -> set[str]:
+    declared = set(re.findall(r"[\"'](--[a-z][a-z0-9-]+)[\"']", code()))
+    options = (parser._option_string_actions for parser in parsers(radixrt_parser()))
+    return declared.union(*options)
+
+
+@cache
+def radixrt_parser() -> argparse.ArgumentParser:
+    """That of the ``radixrt`` command, which takes long to make."""
+    return _parser()
 
 
 def test_what_other_engines_have_is_named_as_it_is_here() -> None:
     """The flags are those of ``radixrt serve``; the endpoints are on the page of endpoints."""
-    [serve] = [parser for parser in parsers(_parser()) if parser.prog == "radixrt serve"]
+    [serve] = [parser for parser in parsers(radixrt_parser()) if parser.prog == "radixrt serve"]
     code = "\n".join(map(code_of, OTHER_ENGINES))
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code))
     assert len(flags) > 40
@@ -135,7 +145,7 @@ def test_radixrt_commands_are_understood(page: Path, capsys: pytest.CaptureFixtu
         if program != "radixrt":
             continue
         try:
-            _parser().parse_args(words)
+            radixrt_parser().parse_args(words)
         except SystemExit as exit:
             # What is named without the file that it wants is no command, but has to be one's
             # beginning.
@@ -171,7 +181,7 @@ def source_of_module(name: str) -> str:
     files = origin.parent.rglob("*.py") if origin.name == "__init__.py" else [origin]
     source = "\n".join(file.read_text() for file in files)
     if name == "radixrt.launch_server":  # takes the flags of `radixrt serve`
-        return source + " ".join(f'"{flag}"' for each in parsers(_parser()) for flag in each._option_string_actions)  # fmt: skip
+        return source + " ".join(f'"{flag}"' for each in parsers(radixrt_parser()) for flag in each._option_string_actions)  # fmt: skip
     return source
 
 

@@ -1,12 +1,19 @@
-"""Runs a test once for each instruction set that this build and this processor have."""
+"""Runs a test once for each instruction set that this build and this processor have: in ``make
+test`` all cases on the set in use, and on each other one so many that it has each value of each
+parameter. ``make test-kernels`` runs all on all."""
 
+import os
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import radixrt_kernels
 
 ISAS = radixrt_kernels.native.usable_isas() if radixrt_kernels.native is not None else []
+IN_FULL = "RADIXRT_EVERY_KERNEL" in os.environ
 
 
 @pytest.fixture(params=ISAS or ["not compiled"])
@@ -19,3 +26,31 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native.use_isa(request.param)
     yield request.param
     native.use_isa(before)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    native = radixrt_kernels.native
+    if IN_FULL or native is None:
+        return
+    folder = Path(__file__).parent
+    ours = [item for item in items if item.path.parent == folder and hasattr(item, "callspec")]
+    left_out = set(without_a_new_value(ours, native.isa()))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def without_a_new_value(items: list[pytest.Item], in_use: str) -> Iterator[pytest.Item]:
+    """Cases of other instruction sets than that in use all of whose parameters' values are in other
+    cases of the set. The order in which cases are looked at is another one for each set, so that
+    the sets do not all have the same ones."""
+    seen: defaultdict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        params = item.callspec.params  # type: ignore[attr-defined]
+        isa = params.get("isa", in_use)
+        if isa == in_use:
+            continue
+        known = seen[item.nodeid.partition("[")[0], isa]
+        values = {(name, str(value)) for name, value in params.items() if name != "isa"}
+        if values and values <= known:
+            yield item
+        known |= values

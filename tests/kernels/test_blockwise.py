@@ -1,6 +1,7 @@
 """Packed GGUF blocks are gguf's weights bit for bit, and multiply as decoding and multiplying do,
 on every instruction set."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -70,19 +71,28 @@ def same_bits(result: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.equal(result.view(torch.uint8), expected.view(torch.uint8))
 
 
+@functools.cache
+def looked_up(
+    kind: str, rows: int, columns: int, largest: float
+) -> tuple[blockwise.PackedBlocks, torch.Tensor, torch.Tensor]:
+    """A matrix, numbers of rows, and those rows by gguf: the same for each instruction set."""
+    blocks = random_blocks(kind, rows, columns, largest)
+    if kind == "MXFP4":
+        blocks.view(rows, -1, 17)[:, 0, 0] = torch.randint(0, 250, (rows,))
+    expected, matrix = decoded(kind, blocks), pack(kind, blocks, columns)
+    assert same_bits(reference.dequantize(matrix), expected)
+    wanted = torch.randint(0, rows, (30,))
+    return matrix, wanted, expected[wanted]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_weights_are_bit_equal_to_ggufs(isa: str, kind: str) -> None:
     for rows, columns in shapes_of(kind):
         for largest in (1.0, 6e-8, 65504.0):  # also subnormal scales
-            blocks = random_blocks(kind, rows, columns, largest)
-            if kind == "MXFP4":
-                blocks.view(rows, -1, 17)[:, 0, 0] = torch.randint(0, 250, (rows,))
-            expected, matrix = decoded(kind, blocks), pack(kind, blocks, columns)
-            assert same_bits(reference.dequantize(matrix), expected)
-            wanted = torch.randint(0, rows, (30,))
+            matrix, wanted, expected = looked_up(kind, rows, columns, largest)
             for dtype in DTYPES:
                 rows_of = blockwise.look_up(matrix, wanted, dtype)
-                assert same_bits(rows_of, expected[wanted].to(dtype))
+                assert same_bits(rows_of, expected.to(dtype))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0"])
@@ -105,6 +115,17 @@ def test_a_packed_matrix_takes_little_more_than_in_the_file(kind: str) -> None:
         assert rows * columns // block.columns * block.packed_bytes <= size <= most
 
 
+@functools.cache
+def multiplied(
+    kind: str, dtype: torch.dtype, rows: int, columns: int
+) -> tuple[blockwise.PackedBlocks, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """A matrix, a bias, and inputs of some lengths with what the reference gives: the same for each
+    instruction set."""
+    matrix, bias = random_matrix(kind, rows, columns), torch.randn(rows).to(dtype)
+    inputs = [torch.randn(tokens, columns).to(dtype) for tokens in (0, 1, 2, 5, 7, 20)]
+    return matrix, bias, [(hidden, reference.linear(hidden, [matrix], bias)) for hidden in inputs]
+
+
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [(d, k) for k in KINDS for d in DTYPES if d == torch.bfloat16 or k in ("Q4_0", "Q5_K", "Q6_K")],
@@ -114,14 +135,12 @@ def test_every_shape_is_what_decoding_and_multiplying_give(
     isa: str, dtype: torch.dtype, kind: str
 ) -> None:
     for rows, columns in shapes_of(kind):
-        matrix = random_matrix(kind, rows, columns)
-        bias = torch.randn(rows).to(dtype)
-        for tokens in (0, 1, 2, 5, 7, 20):
-            hidden = torch.randn(tokens, columns).to(dtype)
+        matrix, bias, cases = multiplied(kind, dtype, rows, columns)
+        for hidden, expected in cases:
             result = blockwise.linear(hidden, [matrix], bias)
-            assert result.shape == (tokens, rows)
-            if tokens:
-                close(result, reference.linear(hidden, [matrix], bias))
+            assert result.shape == (len(hidden), rows)
+            if len(hidden):
+                close(result, expected)
             sums = blockwise.linear(hidden, [matrix], output_dtype=torch.float32)
             assert torch.equal(sums.to(dtype), blockwise.linear(hidden, [matrix]))
 
