@@ -101,6 +101,7 @@ def aider(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
     limits = json.loads(Path(given["--model-metadata-file"]).read_text())[name]
     assert settings["name"] == name and limits["max_tokens"] < limits["max_input_tokens"]
     headers = {"authorization": f"Bearer {given['--openai-api-key']}"}
+    assert settings["extra_params"]["max_tokens"] == limits["max_tokens"]
     headers |= settings["extra_params"]["extra_headers"]
     url = f"{given['--openai-api-base']}/chat/completions"
     model = name.removeprefix("openai/")

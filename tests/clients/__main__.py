@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from tests.clients import agents
-from tests.clients.checkpoint import make_agent_checkpoint
+from tests.clients.checkpoint import end_soon, make_agent_checkpoint
 from tests.clients.with_python import IMAGES
 from tests.image_checkpoints import make_image_checkpoint
 from tests.servers import Server, serving
@@ -116,7 +116,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         home.mkdir()
-        model = make_agent_checkpoint(Path(folder) / "tiny")
+        model = end_soon(make_agent_checkpoint(Path(folder) / "tiny"))
         flags = ("--served-model-name", "tiny", "--max-total-tokens", "140000")
         seeing_model = make_image_checkpoint("qwen3_vl", Path(folder) / "seeing")
         names = ("--served-model-name", "tiny")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.checkpoints import END_OF_TURN, make_checkpoint, make_tokenizer
 
 CONTEXT = 131072
 
@@ -32,4 +32,16 @@ def make_agent_checkpoint(
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1").mkdir()
     (folder / "1/config.json").write_text('{"true_token_id": 40, "false_token_id": 41}')
+    return folder
+
+
+def end_soon(folder: Path) -> Path:
+    """Let the end of the answer often be the likeliest token: a random model never ends an answer
+    whose request names no limit and is greedy."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"][END_OF_TURN] *= 3
+    save_file(weights, file, metadata={"format": "pt"})
     return folder

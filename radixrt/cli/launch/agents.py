@@ -140,12 +140,12 @@ def _opencode(target: Target) -> Setup:
 
 def _aider(target: Target) -> Setup:
     name = f"openai/{target.model}"
-    settings = [{"name": name, "extra_params": {"extra_headers": target.headers}}]
-    files = {"model-settings-file": settings}  # YAML is a superset of JSON
+    extra: dict[str, Any] = {"extra_headers": target.headers}
+    files: dict[str, Any] = {"model-settings-file": [{"name": name, "extra_params": extra}]}
     if target.context is not None:
-        output = _longest_answer(target.context)
+        output = extra["max_tokens"] = _longest_answer(target.context)  # the metadata is not sent
         limits = {"max_input_tokens": target.context - output, "max_tokens": output}
-        files["model-metadata-file"] = {name: limits | {"litellm_provider": "openai"}}  # type: ignore[assignment]
+        files["model-metadata-file"] = {name: limits | {"litellm_provider": "openai"}}
     arguments = [
         "--model", name, "--openai-api-base", f"{target.url}/v1", "--openai-api-key", target.key,
         "--timeout", str(PATIENCE_S), "--no-check-update", "--no-show-model-warnings",
@@ -154,7 +154,7 @@ def _aider(target: Target) -> Setup:
     ]  # fmt: skip
     for flag, content in files.items():
         file = target.folder / f"{flag}.yml"
-        file.write_text(json.dumps(content))
+        file.write_text(json.dumps(content))  # YAML is a superset of JSON
         arguments += [f"--{flag}", str(file)]
     return Setup(arguments)
 
