@@ -310,7 +310,8 @@ def test_a_replayed_answer_ends_a_measurement_of_drafts(monkeypatch: pytest.Monk
             return httpx.Response(200, json={"stats": {}})
         details = {"accepted_prediction_tokens": 0}
         usage = {"completion_tokens": 9, "replayed_tokens": 9, "completion_tokens_details": details}
-        return httpx.Response(200, json={"usage": usage, "choices": []})
+        event = json.dumps({"usage": usage, "choices": []})
+        return httpx.Response(200, text=f"data: {event}\n\ndata: [DONE]\n\n")
 
     client = partial(httpx.Client, transport=httpx.MockTransport(answer))
     monkeypatch.setattr(httpx, "Client", client)

@@ -16,6 +16,7 @@ ALIASES = {
     "context_length": "--max-model-len --ctx-size -c --n-ctx --num-ctx",
     "chat_template": "--chat-template-file",
     "lora": "--lora-modules --lora-paths",
+    "mmproj": "-mm",
     "max_loras": "--max-loras-per-batch --max-loaded-loras --max-cpu-loras",
     "random_seed": "--seed -s",
     "cors_origins": "--allowed-origins",
@@ -115,7 +116,7 @@ that ends in ``=`` may have one."""
 
 REFUSED = {
     "an adapter has the scaling of its config; change lora_alpha in a copy of its folder": "--lora-scaled",
-    "images, audio and video are not read; leave it out to serve the model's text": "--mmproj -mm --mmproj-url",
+    "download the vision tower, and give --mmproj FILE": "--mmproj-url",
     "layers run on one machine and are split with --tp; there is no pipeline parallelism": "--pipeline-parallel-size --pp-size -pp",
     "engines on other machines join by --replica-listen and --join": "--nnodes --node-rank --dist-init-addr --nccl-init-addr --rpc --data-parallel-address --data-parallel-size-local",
     "weights and KV stay on one device; choose a smaller model, or --quantization int4": "--cpu-offload-gb --cpu-moe -cmoe --n-cpu-moe -ncmoe --kv-offloading-size --no-kv-offload -nkvo --override-tensor -ot",

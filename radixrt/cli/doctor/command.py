@@ -17,8 +17,12 @@ _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 def run(arguments: argparse.Namespace) -> int:
     """Print all findings; returns 1 if one of them keeps a server from starting."""
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # libraries' notes about their own imports
-    findings = list(_findings(arguments))
+    try:
+        findings = list(_findings(arguments))
+    finally:
+        logging.disable(before)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(findings)).decode())
     else:
