@@ -56,10 +56,10 @@ class StepRows:
         self._adapters: Tensor | None = None
         self._members: Tensor | None = None
         self._by_member: Any = None
-        """Of ``_members``."""
+        """What :meth:`by_member` made of ``_members``."""
         self.groups: Any = None
-        """Of ``kernels``. None: no row has an adapter, and the layers compute as if there were
-        none."""
+        """What ``kernels.group_rows`` made of the rows. None: no row has an adapter, and the layers
+        compute as if there were none."""
 
     def padded(self, rank: int) -> int:
         """The rank that a stack has for adapters of a rank."""

@@ -53,7 +53,7 @@ class ReadPages(Message, frozen=True, kw_only=True):
     digests: bytes
     """Of the prefixes that they end, 32 bytes each."""
     checksums: bytes
-    """Of each page and, in it, of each rank, :func:`page_checksum`."""
+    """The :func:`page_checksum` of each rank, page by page."""
     within_s: float
     """Computing them takes so long; the worker gives up if reading would take longer."""
 

@@ -55,7 +55,7 @@ class PagesSaved(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Of all pages."""
     slots: PackedIds
     checksums: bytes
-    """Of each page and, in it, of each rank, :func:`radixrt.messages.moves.page_checksum`."""
+    """The :func:`radixrt.messages.moves.page_checksum` of each rank, page by page."""
 
 
 class PagesDropped(msgspec.Struct, frozen=True, array_like=True, tag="d"):

@@ -15,7 +15,7 @@ PROCESSOR_FILE = "preprocessor_config.json"
 TABLE = "gguf.json"
 """File of a checkpoint folder that lists the tensors of its GGUF file."""
 TOWER_PREFIXES = ("v.", "mm.", "a.")
-"""Of the names of tensors of towers, for images and sound, and of their projectors."""
+"""The names of tensors of towers, for images and sound, and of their projectors begin with these."""
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """End of the name of each file of a model that was split: its number, from 1, and the number of
 files."""

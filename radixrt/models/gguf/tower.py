@@ -249,7 +249,7 @@ _FAMILIES = {
         _qwen_processor(1 << 16, 1 << 24),
     ),
 }
-"""By llama.cpp's names of their projectors."""
+"""What each kind of tower is read as, by llama.cpp's name of its projector."""
 
 
 def find_tower(file: GGUFFile, config: dict[str, Any], paths: list[Path]) -> Tower | str:

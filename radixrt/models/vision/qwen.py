@@ -2,7 +2,6 @@
 positions in three axes."""
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -67,7 +66,8 @@ class Merger(TwoLayerMLP):
 
 
 class QwenEncoder(ImageEncoder):
-    """What the towers have in common. The patches come in the order of squares, each of
+    """What the towers have in common; a layer has two norms of means and variances and an MLP of two
+    matrices, where a family does not say otherwise. The patches come in the order of squares, each of
     which becomes a placeholder."""
 
     family = "qwen"
@@ -97,13 +97,14 @@ class QwenEncoder(ImageEncoder):
             for _ in range(vision.depth)
         )
 
-    @abstractmethod
     def norm(self, size: int) -> nn.Module:
         """A norm of the tower."""
+        return LayerNorm(size, EPS)
 
-    @abstractmethod
     def mlp(self, vision: Any) -> nn.Module:
         """The MLP of a layer."""
+        size = vision.hidden_size
+        return TwoLayerMLP(size, vision.intermediate_size, size, vision.hidden_act)
 
     def squares(self, patches: Tensor) -> Tensor:
         """[patches, size] -> [squares, patches of a square * size]"""
@@ -130,13 +131,6 @@ class Qwen2Encoder(QwenEncoder):
         vision.intermediate_size = int(vision.embed_dim * vision.mlp_ratio)
         super().__init__(config, bias=False)
         self.merger = Merger(vision, self.norm(vision.hidden_size))
-
-    def norm(self, size: int) -> nn.Module:
-        return LayerNorm(size, EPS)
-
-    def mlp(self, vision: Any) -> nn.Module:
-        size = vision.hidden_size
-        return TwoLayerMLP(size, vision.intermediate_size, size, vision.hidden_act)
 
     def tile_pieces(self, pixels: Tensor) -> Pieces:
         rows, columns, _ = pixels.shape
@@ -212,13 +206,6 @@ class Qwen3Encoder(QwenEncoder):
         self.deepstack_merger_list = nn.ModuleList(
             Merger(vision, self.norm(square), norms_squares=True) for _ in self.deep
         )
-
-    def norm(self, size: int) -> nn.Module:
-        return LayerNorm(size, EPS)
-
-    def mlp(self, vision: Any) -> nn.Module:
-        size = vision.hidden_size
-        return TwoLayerMLP(size, vision.intermediate_size, size, vision.hidden_act)
 
     def tile_pieces(self, pixels: Tensor) -> Pieces:
         rows, columns, _ = pixels.shape
