@@ -346,6 +346,8 @@ class Scheduler:
             counters.idle_tokens += step.shape.tokens
             counters.idle_seconds += result.step_s
             self.state.idle.took(result.step_s)
+        else:
+            self.state.idle.keep_quiet()
         beyond = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
         drafted = sum(draft.num_drafted for draft in result.drafts)
         accepted = sum(draft.num_accepted for draft in result.drafts)
