@@ -20,7 +20,7 @@ from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.main import main
 from radixrt.messages.receipts import Parameters, Receipt
-from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.checkpoints import make_served
 from tests.servers import Server, serving
 
 NUM_PROMPTS = int(os.environ.get("RADIXRT_RECEIPT_PROMPTS", "10"))
@@ -39,7 +39,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("receipts") / "llama"))
+    return make_served(tmp_path_factory.mktemp("receipts") / "llama")
 
 
 @pytest.fixture(scope="module")
