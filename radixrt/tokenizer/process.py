@@ -254,8 +254,9 @@ class TokenizerProcess:
             self._handle_request(request)
 
     async def _generate(self, request: GenerateRequest) -> None:
-        key = request.group_id or request.request_id
-        tenant = request.options.tenant
+        tenant, key = request.options.tenant, request.group_id or request.request_id
+        if request.options.idle:
+            key = ""  # all of a tenant share a turn: a request waits for one of them
         try:
             request = await self._fetcher.filled(request)
             size = size_in_chars(request.prompt) + len(request.prediction)
