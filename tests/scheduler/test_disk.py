@@ -28,7 +28,7 @@ from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from tests.scheduler.engine_model import EngineModel, limits
 
-EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "30"))
 CONTEXT = 96
 STEMS = [[i % 5 for i in range(60)], [i % 5 for i in range(20)] + [9] * 40, [3] * 45]
 MAX_WORK = 10_000

@@ -22,7 +22,7 @@ from radixrt.scheduler.radix.pool_record import PoolRecord, open_record, record_
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
-EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "30"))
 CONTEXT = 96
 STEMS = [[i % 5 for i in range(60)], [i % 5 for i in range(20)] + [9] * 40, [3] * 45]
 PROMPT = list(range(41))
