@@ -28,6 +28,7 @@ from radixrt.scheduler.radix.pool_record import PoolRecord
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.radix.request_hints import Sessions, apply_hints
 from radixrt.scheduler.radix.states import KeptStates
+from radixrt.scheduler.radix.takeover import take_over
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
@@ -87,18 +88,12 @@ class KVCache:
 
     def keep_record(self, record: PoolRecord) -> int:
         """Take the prefixes that a dead scheduler has left in the pool into the tree, which is
-        empty, and record its changes from now on; returns the number of their pages."""
-        kept = [NO_PAGES]
-        for root, tokens, pages, states in record.take_prefixes():
-            start = self.tree.lock_root(root)
-            end, existing = self.tree.insert(start, tokens, pages)
-            self.tree.move_lock(start, end)
-            self.tree.unlock(end)
-            kept.append(pages[existing:])
-            self.states.adopt(pages, states, self.page_size)
-        self.allocator.take(np.concatenate(kept))
-        self.tree.observers += (record,)
+        empty, and record its changes from now on, and the pages of running sequences; returns the
+        number of the pages that were taken over."""
+        if not self._share:
+            return 0
         self.record = self.states.record = record
+        self.allocator.take(take_over(record, self.tree, self.states))
         return self.tree.num_pages
 
     @property
@@ -138,6 +133,12 @@ class KVCache:
         if self.states:
             self.states.drop(pages)
         self.allocator.free(pages)
+
+    def _free_own(self, pages: Pages) -> None:
+        """Free pages of a sequence that have not entered the tree."""
+        if self.record is not None:
+            self.record.removed(pages)
+        self._free(pages)
 
     def flush(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their
@@ -324,7 +325,7 @@ class KVCache:
         own = slots.own_pages(slot)
         slots.set_tree_pages(slot, pages)
         state = self._start_from_state(sequence, pages)
-        self._free(own)
+        self._free_own(own)
         return state
 
     def grow(self, sequence: Sequence, num_tokens: int) -> Pages:
@@ -485,7 +486,7 @@ class KVCache:
                 known = np.concatenate([link.pages for link in end.path()][::-1])
                 self.states.move(own[:existing], known[start : start + existing])
             own = np.concatenate((own[:existing], own[full - start :]))
-        self._free(own)
+        self._free_own(own)
         if self._share:
             tail = sequence.tokens[max(start, full) * self.page_size : sequence.num_tokens]
             self._note_end(sequence, sequence.node, tail[: 2 * self.page_size].tobytes())
@@ -528,7 +529,7 @@ class KVCache:
         sequences use."""
         slots, node = self._slots, sequence.node
         assert node is not None
-        self._free(slots.own_pages(sequence.slot))
+        self._free_own(slots.own_pages(sequence.slot))
         self.tree.unlock(node)
         self._free(self.tree.prune(node))
         if self.disk is not None:
