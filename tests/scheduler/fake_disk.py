@@ -7,7 +7,14 @@ from collections import deque
 import msgspec
 
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
+from radixrt.messages.moves import (
+    OpenPages,
+    PagesRead,
+    PagesWritten,
+    ReadPages,
+    SavePages,
+    row_and_part,
+)
 from tests.scheduler.fake_worker import FakeWorker
 
 GARBAGE = -1
@@ -46,16 +53,24 @@ class FakeDisk:
                 )
             case ReadPages():
                 for page in unpack_ids(order.pages).tolist():
-                    self._fill(page, [GARBAGE] * self._worker.page_size)
+                    self._fill(page, [GARBAGE] * max(2, self._worker.page_size))
                 self._orders.append((order, []))
             case _:
                 assert isinstance(order, OpenPages)
 
     def _page(self, page: int) -> bytes:
+        if page < 0:
+            row, part = row_and_part(page)
+            return msgspec.msgpack.encode([self._worker.kept[row], part])
         places = [(page, place) for place in range(self._worker.page_size)]
         return msgspec.msgpack.encode([self._worker.memory[place] for place in places])
 
     def _fill(self, page: int, values: list[int]) -> None:
+        if page < 0:
+            row, part = row_and_part(page)
+            assert part == values[1] or values[0] == GARBAGE, "a part in the place of another"
+            self._worker.kept[row] = values[0]
+            return
         for place, value in enumerate(values):
             self._worker.memory[page, place] = value
 

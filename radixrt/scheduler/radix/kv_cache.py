@@ -71,6 +71,8 @@ class KVCache:
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
         self.states = KeptStates(limits.kept_states, num_pages)
+        if disk is not None:
+            disk.keep_states(self.states, limits.state_bytes)
         self._state_interval = limits.state_interval
         self.sessions = Sessions(self.tree)
         max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
@@ -565,8 +567,9 @@ class KVCache:
 
     def publish_read(
         self, node: Node, root: CacheRoot, start: int, tokens: TokenIds, pages: Pages
-    ) -> None:
-        """Insert pages that were read from disk behind a held prefix, and let go of it.
+    ) -> Pages:
+        """Insert pages that were read from disk behind a held prefix, and let go of it; returns the
+        pages of the whole prefix.
 
         Args:
             node: at whose end the prefix ends.
@@ -584,6 +587,7 @@ class KVCache:
         self.tree.hold(end)
         self.tree.let_go(node)
         self.tree.let_go(end)
+        return np.concatenate([link.pages for link in end.path()][::-1])
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet: start, end."""
