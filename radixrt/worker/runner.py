@@ -116,6 +116,11 @@ class ModelRunner:
         return self._forward.context.kv_caches
 
     @property
+    def kept_states(self) -> list[torch.Tensor]:
+        """The tables of the states that are kept; none: no layer is recurrent."""
+        return [] if self._states is None else self._states.kept
+
+    @property
     def in_flight(self) -> LaunchedStep | None:
         """The step that was launched and is not collected."""
         return self._in_flight
