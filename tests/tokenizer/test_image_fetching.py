@@ -196,7 +196,9 @@ def test_a_certificate_of_another_name_is_refused(site: Site) -> None:
         other.fetch(f"https://other.test:{site.port}/", "Image 1")
 
 
-def test_a_request_gets_the_files_in_the_place_of_addresses(site: Site) -> None:
+def test_a_request_gets_the_files_in_the_place_of_addresses(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"https://images.test:{site.port}/a"
     content: list[dict[str, Any]] = [
         {"type": "image", "data": "AAAA"},
@@ -215,6 +217,12 @@ def test_a_request_gets_the_files_in_the_place_of_addresses(site: Site) -> None:
     data = base64.b64encode(FILE).decode()
     assert filled.messages[1]["content"][2] == {"type": "image", "data": data}
     assert content[2]["url"] == url, "the request is not changed"
+    monkeypatch.setattr(fetching, "MAX_REQUEST_BYTES", len(FILE) + 9)
+    assert asyncio.run(fetcher(site).filled(request)).prompt == filled
+    content.append({"type": "image", "url": f"{url}/more"})
+    with pytest.raises(RequestError, match=r"Image 3 has, with those before it, more than") as full:
+        asyncio.run(fetcher(site).filled(request))
+    assert full.value.status == 413
     no_hosts = ImageFetcher([], LIMIT)
     with pytest.raises(RequestError, match=r"Image 2 .* fetches no images"):
         asyncio.run(no_hosts.filled(request))

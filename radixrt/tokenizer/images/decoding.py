@@ -4,6 +4,7 @@ pixel is decoded."""
 import base64
 import binascii
 import io
+import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -11,6 +12,16 @@ from radixrt.base.errors import RequestError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Pillow's names of the formats that are decoded."""
+
+
+_OTHERS = {
+    "AVIF": rb".{4}ftypavi[fs]",
+    "HEIC": rb".{4}ftyp(hei|hev|mif1|msf1)",
+    "TIFF": rb"II\*\0|MM\0\*",
+    "SVG": rb"(\xef\xbb\xbf)?\s*<(svg|\?xml|!DOCTYPE svg|!--)",
+    "PDF": rb"%PDF",
+}
+"""The beginnings of files that people take for images, by the names of their formats."""
 
 
 class ImageLimits(NamedTuple):
@@ -66,9 +77,13 @@ def decode_image(data: str, where: str, limits: ImageLimits = DEFAULT_LIMITS) ->
     except RequestError:
         raise
     except UnidentifiedImageError as error:
-        raise _refusal(
-            where, f"is in no format that this server decodes ({', '.join(FORMATS)})"
-        ) from error
+        known = ", ".join(FORMATS)
+        for name, beginning in _OTHERS.items():
+            if re.match(beginning, file, re.DOTALL):
+                raise _refusal(
+                    where, f"has the format {name}; this server decodes {known}"
+                ) from error
+        raise _refusal(where, f"is in no format that this server decodes ({known})") from error
     except Image.DecompressionBombError as error:
         raise _too_large(where, limits) from error
     except Exception as error:  # Pillow raises many kinds at damaged files
