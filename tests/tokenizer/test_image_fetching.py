@@ -175,6 +175,13 @@ def test_a_listed_host_without_a_public_address_is_refused(site: Site, addresses
     assert not site.seen
 
 
+def test_a_public_address_in_the_form_of_another_is_public() -> None:
+    """As networks with IPv6 alone see hosts with IPv4; but not by the tunnels of Teredo."""
+    for address in ("64:ff9b::101:101", "::ffff:1.1.1.1", "2002:101:101::", "2606:4700::1111"):
+        assert is_public(ipaddress.ip_address(address)), address
+    assert not is_public(ipaddress.ip_address("2001:0:4136:e378:8000:63bf:fefe:fefe"))
+
+
 def test_a_name_of_this_machine_and_a_redirect_to_it_are_refused(site: Site) -> None:
     """By the system's own resolver, and behind a host that is allowed."""
     plain = ImageFetcher([f"localhost:{site.port}"], LIMIT, tls=site.tls)

@@ -17,6 +17,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
 from radixrt.tokenizer.explain.records import PromptRecord
+from radixrt.tokenizer.images import decoding
 from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
 from radixrt.tokenizer.images.places import NO_PLACEHOLDER, ImagePlacer
 from radixrt.tokenizer.images.processor import ProcessedImage
@@ -112,6 +113,17 @@ def test_a_bomb_beside_the_pixels_is_not_unpacked(kind: bytes) -> None:
     assert most < 1 << 23, "half of what it grows to"
 
 
+def test_a_large_file_is_decoded_in_parts() -> None:
+    noise = np.random.default_rng(2).integers(0, 256, (800, 800, 3), dtype=np.uint8)
+    data = png(Image.fromarray(noise))
+    assert len(data) > 2 * decoding._PART
+    assert np.array_equal(np.asarray(decode_image(data, "Image 1")), noise)
+    for place in (decoding._PART + 5, len(data) - 9):
+        broken = f"{data[:place]}%{data[place + 1 :]}"
+        with pytest.raises(RequestError, match="is not valid base64"):
+            decode_image(broken, "Image 1")
+
+
 def test_a_cut_file_is_refused_wherever_it_ends() -> None:
     for form in ("PNG", "JPEG", "WEBP"):
         file = base64.b64decode(png(picture(3, 200, 150), form))
@@ -152,9 +164,15 @@ def test_images_without_users_stay_within_a_number_of_bytes() -> None:
     assert images.has(three[0].key) and len(sent) == 3, "it has a user still"
     images.release(three[0].key)
     assert not images.has(three[1].key) and images.has(three[0].key), "the oldest goes"
+    messages = len(sent)
+    images.use(three[0])
+    images.release(three[0].key)
+    assert len(sent) == messages, "it was there still, and counts once"
+    assert images.has(three[2].key)
     large = processed(7, 800)
     images.check_room([large])
     images.use(large)
+    images.check_room([large])
     with pytest.raises(RequestError, match="too many images") as full:
         images.check_room([processed(8, 300)])
     assert full.value.status == 503 and full.value.retry_after_s
