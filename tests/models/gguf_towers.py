@@ -72,8 +72,10 @@ def write_mmproj(
                 theirs = re.sub("ffn_(up|down)", _swap, theirs)
             values = part.contiguous().numpy()
             of = kind(theirs) if callable(kind) else kind
-            if values.ndim < 2 or "position_embd" in theirs or values.shape[-1] % 32:
-                of = of if of == Kind.F16 and values.ndim > 1 else Kind.F32
+            if values.ndim < 2 or "position_embd" in theirs:
+                of = Kind.F32  # llama.cpp adds no others
+            elif values.shape[-1] % 32 and of != Kind.F16:
+                of = Kind.F32
             stored = gguf.quantize(values, of)
             if rounded:
                 stored, of = gguf.dequantize(stored, of), Kind.F32
