@@ -1,30 +1,40 @@
 """Measures the first token about an image, cold and warm, beside llama.cpp on the same GGUF files,
 and the longest gap of another answer while images are seen.
 
-    python -m bench.images [--rounds 5] [--small] [--peers-dir ~/.cache/radixrt/peers]
+    python -m bench.images [--rounds 5] [--seconds 210] [--small] [--peers-dir ~/.cache/radixrt/peers]
 
 The model has Gemma 3's form and random weights: a language model of the size of the 270M, but for
-its vocabulary, in Q8_0, and the tower of SigLIP base (86M) on 448x448 pixels in float16. A round asks each server
-about an image that it has not seen (cold) and again (warm); a stream of tokens then runs while two
-further images are seen. Each engine's first round warms it up. The servers run at the same time, the
-idle one asleep.
+its vocabulary, in Q8_0, and the tower of SigLIP base (86M) on 448x448 pixels in float16. A round
+asks each server about an image that it has not seen (cold) and again (warm); a stream of tokens
+then runs while two further images are seen, until both are answered, and another one beside the
+worst files that a client may send. Each engine's first round warms it up. The servers run at the same time,
+the idle one asleep. Every value is printed when it is there.
 """
 
 import argparse
+import base64
+import functools
 import json
+import math
 import os
+import re
+import struct
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 
 from bench import children
 from bench.local_server import comes_alive, free_port, local_server
@@ -43,7 +53,12 @@ MAX_GAP_S = 0.1
 SIDE, PATCH, PLACEHOLDERS = 448, 14, 64
 QUESTION = "What is in this picture?"
 START_TIMEOUT_S = 60
+REQUEST_TIMEOUT_S = 30
+TOKENS_AROUND = 50
+"""Tokens of the running answer before and behind the images."""
+MAX_TOKENS = 6000
 TEXT = {
+    "max_position_embeddings": 8192,
     "hidden_size": 640,
     "intermediate_size": 2048,
     "num_hidden_layers": 18,
@@ -67,47 +82,128 @@ SMALL = {"num_hidden_layers": 6}
 
 def main() -> None:
     arguments = _parse()
+    end = time.monotonic() + arguments.seconds
     with tempfile.TemporaryDirectory() as temp, ExitStack() as servers:
         text, tower = make_files(Path(temp), SMALL if arguments.small else {})
         print(f"the tower alone: {median_and_range(tower_seconds(text), 3)} s", flush=True)
-        flags = ("--served-model-name", "m", "--log-level", "warning")
-        urls = {"radixrt": servers.enter_context(local_server(str(text), *flags))}
+        flags = ("--served-model-name", "m", "--log-level", "warning", "--speculation", "off")
+        ours = servers.enter_context(local_server(str(text), *flags))
+        engines = [Engine("radixrt", ours)]
         peer = llama_cpp_folder(Path(arguments.peers_dir).expanduser()) / "bin/llama-server"
         if peer.is_file():
-            urls["llama.cpp"] = servers.enter_context(llama_server(peer, text, tower))
+            log = text.with_suffix(".log")
+            url = servers.enter_context(llama_server(peer, text, tower, log))
+            engines.append(Engine("llama.cpp", url, log))
         else:
             print(f"llama.cpp is not measured: there is no {peer}.")
-        measure(urls, arguments.rounds)
+        measure(engines, arguments.rounds, end)
 
 
-def measure(urls: dict[str, str], rounds: int) -> None:
-    """Print a table and the verdicts."""
-    names = ("cold", "warm", "gap without images", "gap beside images")
-    found: dict[str, dict[str, list[float]]] = {url: {name: [] for name in names} for url in urls}
+@dataclass
+class Engine:
+    """A server, and what was measured with it."""
+
+    name: str
+    url: str
+    log: Path | None = None
+    """The file of its output, if it says there how long its tower took."""
+    found: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds by what took them, a value a round."""
+
+    def note(self, name: str, seconds: float) -> None:
+        """Note a value and print it, so that a run that is ended was not for nothing."""
+        self.found.setdefault(name, []).append(seconds)
+        print(f"  {self.name}, {name}: {seconds:.3f} s", flush=True)
+
+    def tower_seconds(self) -> list[float]:
+        """What its log says of its tower."""
+        if self.log is None:
+            return []
+        text = self.log.read_text(errors="replace")
+        return [int(found) / 1e3 for found in re.findall(r"encoded in (\d+) ms", text)]
+
+
+def measure(engines: list[Engine], rounds: int, end: float) -> None:
+    """Measure until the rounds or the time are over, and print a table and the verdicts. An engine
+    that fails is left out from then on."""
+    longest, failed = 0.0, set()
     for number in range(rounds + 1):
-        for engine, url in urls.items():
-            image = of_image(10 * number)
-            values = [first_token_s(url, image), first_token_s(url, image), longest_gap_s(url)]
-            values.append(longest_gap_s(url, [of_image(10 * number + one) for one in (1, 2)]))
-            for name, value in zip(names, values, strict=True):
-                if number:
-                    found[engine][name].append(value)
+        begin = time.monotonic()
+        if begin + longest > end:
+            how = (
+                "in the first round, which warms up"
+                if number == 1
+                else f"after {number - 1} rounds"
+            )
+            print(f"The time is over {how} (--seconds).")
+            break
+        print("to warm up" if number == 0 else f"round {number}", flush=True)
+        for engine in engines:
+            if engine.name in failed:
+                continue
+            if number == 1:
+                engine.found.clear()
+            try:
+                look(engine, number, end)
+            except (OSError, RuntimeError, httpx.HTTPError) as error:
+                failed.add(engine.name)
+                print(f"{engine.name} is left out: {type(error).__name__}: {error}")
+                if engine.log is not None:
+                    text = engine.log.read_text(errors="replace")
+                    print(
+                        *re.findall(r".*(?:ASSERT|error|failed|unsupported).*", text)[-5:], sep="\n"
+                    )
+        longest = max(longest, time.monotonic() - begin)
+    report(engines)
+
+
+def look(engine: Engine, number: int, end: float) -> None:
+    """One round with one engine.
+
+    Raises:
+        RuntimeError, httpx.HTTPError: it does not answer, or not in time.
+    """
+    url = engine.url
+    image, *others = (of_image(png(picture(10 * number + one, SIDE, SIDE))) for one in range(3))
+    engine.note("cold", first_token_s(url, image, end))
+    engine.note("warm", first_token_s(url, image, end))
+    engine.note("gap without images", longest_gap_s(url, [], end))
+    engine.note(
+        "gap beside images",
+        longest_gap_s(
+            url, [functools.partial(first_token_s, url, one, end) for one in others], end
+        ),
+    )
+    if engine.name == "radixrt":
+        hostile = [functools.partial(send, url, of_image(one)) for one in bombs()]
+        engine.note("gap beside bombs", longest_gap_s(url, hostile, end))
+
+
+def report(engines: list[Engine]) -> None:
+    """Print what was found."""
+    measured = [engine for engine in engines if engine.found]
+    if not measured:
+        raise SystemExit("Nothing was measured.")
+    names = list(measured[0].found)
     rows = [
-        {"seconds": engine} | {name: median_and_range(of[name], 3) for name in names}
-        for engine, of in found.items()
+        {"seconds": engine.name}
+        | {name: median_and_range(engine.found.get(name) or [math.nan], 3) for name in names}
+        for engine in measured
     ]
     print("\n".join(markdown(rows)))
-    if "llama.cpp" in found:
+    for engine in measured:
+        if towers := engine.tower_seconds():
+            print(f"the tower of {engine.name}, by its log: {median_and_range(towers, 3)} s")
+    if [engine.name for engine in measured] == ["radixrt", "llama.cpp"]:
+        ours, theirs = (engine.found for engine in measured)
         for name in ("cold", "warm"):
-            ratios = [
-                ours / theirs
-                for ours, theirs in zip(
-                    found["radixrt"][name], found["llama.cpp"][name], strict=True
-                )
-            ]
-            print(f"first token, {name}, radixrt / llama.cpp: {median_and_range(ratios, 2)}")
-    gap = max(found["radixrt"]["gap beside images"])
-    print(f"longest gap beside images: {gap:.3f} s, bar {MAX_GAP_S} s: {'held' if gap <= MAX_GAP_S else 'MISSED'}")  # fmt: skip
+            pairs = zip(ours.get(name, ()), theirs.get(name, ()), strict=False)
+            if ratios := [mine / other for mine, other in pairs]:
+                print(f"first token, {name}, radixrt / llama.cpp: {median_and_range(ratios, 2)}")
+    for name in ("gap beside images", "gap beside bombs"):
+        if measured[0].name == "radixrt" and (gaps := measured[0].found.get(name)):
+            verdict = "held" if max(gaps) <= MAX_GAP_S else "MISSED"
+            print(f"longest {name}: {max(gaps):.3f} s, bar {MAX_GAP_S} s: {verdict}")
 
 
 def make_files(folder: Path, changes: dict[str, int]) -> tuple[Path, Path]:
@@ -152,12 +248,12 @@ def tower_seconds(text: Path, runs: int = 3) -> list[float]:
 
 
 @contextmanager
-def llama_server(program: Path, text: Path, tower: Path) -> Iterator[str]:
+def llama_server(program: Path, text: Path, tower: Path, log: Path) -> Iterator[str]:
     """Serve the files by llama.cpp until the block ends; yields its URL."""
     port = free_port()
-    flags = f"--host 127.0.0.1 --port {port} --ctx-size 4096 --parallel 2 --threads {os.cpu_count()} --no-webui --jinja"
+    flags = f"--host 127.0.0.1 --port {port} --ctx-size 8192 --parallel 4 --threads {os.cpu_count()} --no-webui --jinja"
     command = [str(program), "--model", str(text), "--mmproj", str(tower), *flags.split()]
-    url, log = f"http://127.0.0.1:{port}", text.with_suffix(".log")
+    url = f"http://127.0.0.1:{port}"
     variables = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     with (
         log.open("wb") as output,
@@ -168,36 +264,71 @@ def llama_server(program: Path, text: Path, tower: Path) -> Iterator[str]:
         yield url
 
 
-def of_image(seed: int) -> dict[str, Any]:
-    """A content part with an image that depends on the seed."""
-    url = f"data:image/png;base64,{png(picture(seed, SIDE, SIDE))}"
-    return {"type": "image_url", "image_url": {"url": url}}
+@functools.cache
+def bombs() -> tuple[str, ...]:
+    """The largest images that are taken as the smallest files, the largest file, one whose header
+    names a false size, and one whose size is beyond the limit."""
+    large = Image.new("RGB", (4096, 4096), (9, 8, 7))
+    files = [png(large, form) for form in ("PNG", "JPEG", "WEBP")]
+    noise = np.random.default_rng(0).integers(0, 256, (2560, 2560, 3), dtype=np.uint8)
+    files.append(png(Image.fromarray(noise), compress_level=1))
+    for side in (4000, 65535):
+        file = bytearray(base64.b64decode(png(Image.new("RGB", (8, 8)))))
+        file[16:24] = struct.pack(">II", side, side)
+        file[29:33] = struct.pack(">I", zlib.crc32(file[12:29]))
+        files.append(base64.b64encode(file).decode())
+    return tuple(files)
 
 
-def first_token_s(url: str, image: dict[str, Any]) -> float:
+def of_image(file: str) -> dict[str, Any]:
+    """The content part of an image in base64."""
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{file}"}}
+
+
+def send(url: str, image: dict[str, Any]) -> int:
+    """Ask about an image, and return the status of the answer."""
+    body = {"model": "m", "messages": [{"role": "user", "content": [image]}], "max_tokens": 1}
+    return httpx.post(
+        f"{url}/v1/chat/completions", json=body, timeout=REQUEST_TIMEOUT_S
+    ).status_code
+
+
+def first_token_s(url: str, image: dict[str, Any], end: float) -> float:
     """Seconds from a request about an image to its first token."""
     start = time.perf_counter()
-    return next(_times(url, [image, {"type": "text", "text": QUESTION}], 4)) - start
+    with closing(_times(url, [image, {"type": "text", "text": QUESTION}], 4, end)) as times:
+        return next(times) - start
 
 
-def longest_gap_s(url: str, images: list[dict[str, Any]] | None = None) -> float:
-    """The longest time between two tokens of an answer, while others about images begin."""
-    threads = [threading.Thread(target=first_token_s, args=(url, image)) for image in images or ()]
-    times = []
-    for moment in _times(url, [{"type": "text", "text": f"Count. {time.time()}"}], 400):
-        times.append(moment)
-        if len(times) == 1:
-            for thread in threads:
-                thread.start()
-    if len(times) < 2:
-        raise SystemExit(f"{url}: an answer of {len(times)} events has no gaps")
-    for thread in threads:
-        thread.join()
+def longest_gap_s(url: str, calls: list[Callable[[], float]], end: float) -> float:
+    """The longest time between two tokens of an answer, while calls run at the same time."""
+    content = [{"type": "text", "text": f"Count. {time.time()}"}]
+    with ThreadPoolExecutor(max(len(calls), 1)) as threads:
+        asked: list[Future[float]] = []
+        with closing(_times(url, content, MAX_TOKENS, end)) as stream:
+            times = []
+            for moment in stream:
+                times.append(moment)
+                if len(times) == TOKENS_AROUND:
+                    asked = [threads.submit(call) for call in calls]
+                if len(times) > TOKENS_AROUND and all(one.done() for one in asked):
+                    break
+            times += [moment for _, moment in zip(range(TOKENS_AROUND), stream, strict=False)]
+        for one in asked:
+            one.result()
+    if len(times) < 2 * TOKENS_AROUND:
+        raise RuntimeError(f"an answer ended after {len(times)} events, before the images")
     return max(later - earlier for earlier, later in pairwise(times))
 
 
-def _times(url: str, content: list[dict[str, Any]], count: int) -> Iterator[float]:
-    """The moments at which events of an answer come that have text."""
+def _times(
+    url: str, content: list[dict[str, Any]], count: int, end: float
+) -> Generator[float, None, None]:
+    """The moments at which events of an answer come that have text.
+
+    Raises:
+        RuntimeError: the server refuses the request, or does not answer in time.
+    """
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": content}],
@@ -206,19 +337,26 @@ def _times(url: str, content: list[dict[str, Any]], count: int) -> Iterator[floa
         "ignore_eos": True,
         "stream": True,
     }
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
+    with httpx.stream(
+        "POST", f"{url}/v1/chat/completions", json=body, timeout=REQUEST_TIMEOUT_S
+    ) as response:
         if response.status_code != 200:
-            raise SystemExit(f"{url}: {response.read().decode()[:2000]}")
+            raise RuntimeError(response.read().decode()[:2000])
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 choices = json.loads(line[6:]).get("choices")
                 if choices and choices[0]["delta"].get("content"):
                     yield time.perf_counter()
+            if time.monotonic() > end:
+                raise RuntimeError("the time is over (--seconds)")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=210, help="start no round behind this time"
+    )
     parser.add_argument("--small", action="store_true", help="six layers each, to try it")
     parser.add_argument("--peers-dir", default="~/.cache/radixrt/peers")
     return parser.parse_args()

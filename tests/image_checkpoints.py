@@ -260,9 +260,12 @@ def _processor(family: str, tokenizer: Any) -> Any:
             tokenizer=tokenizer,
             image_seq_len=4,
         )
-    pictures = LlavaImageProcessorPil(
-        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}
-    )
+    square = {"height": TILE, "width": TILE}
+    pictures: Any = LlavaImageProcessorPil(size={"shortest_edge": TILE}, crop_size=square)
+    if family == "llava_siglip":
+        from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+        pictures = SiglipImageProcessorPil(size=square)
     return transformers.LlavaProcessor(
         image_processor=pictures,
         tokenizer=tokenizer,

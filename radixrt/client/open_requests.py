@@ -23,9 +23,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError, unexpected_error
+from radixrt.base.image_parts import image_chars
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.cache_root import BASE_ROOT
-from radixrt.messages.requests import NO_TENANT, GenerateRequest, PartialAnswer, Tenant
+from radixrt.messages.requests import (
+    NO_TENANT,
+    ChatPrompt,
+    GenerateRequest,
+    PartialAnswer,
+    Tenant,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +44,10 @@ ABORTED = "request_aborted"
 
 MAX_REMEMBERED = 1024
 """Requests that have killed an engine."""
+
+MAX_IMAGE_CHARS = 512 << 20
+"""Characters of the images of all open requests, which are kept for a takeover. More are refused
+for now."""
 
 Arrival = AnswerChunk | RequestError | EngineDiedError
 
@@ -97,9 +108,13 @@ class OpenRequest:
     """Its engine was told to drop it, and may die before it does."""
     unfinished: int = field(init=False)
     """Answers whose end the reader has not got."""
+    image_chars: int = field(init=False)
+    """Of the prompt, in base64."""
 
     def __post_init__(self) -> None:
         self.unfinished = self.request.sampling.n
+        prompt = self.request.prompt
+        self.image_chars = image_chars(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -204,6 +219,8 @@ class OpenRequests:
         self._by_id: dict[tuple[str, str], OpenRequest] = {}
         """By name of the tenant and id: tenants may choose the same ids."""
         self._by_wire_id: dict[str, OpenRequest] = {}
+        self._image_chars = 0
+        """Of all of them."""
         self._num_sent = 0
         self._held: deque[OpenRequest] = deque()
         """Wait until a suspect has ended, or for an engine."""
@@ -230,22 +247,28 @@ class OpenRequests:
         """Send a request, or let it wait until a suspect has ended.
 
         Raises:
-            RequestError: its id is in use, it can't be sent, or an equal one has killed an engine.
+            RequestError: its id is in use, it can't be sent, an equal one has killed an engine, or the
+                open requests have too many images.
         """
         key = open_request.key
         if key in self._by_id:
             raise id_in_use(open_request.request.request_id)
         if self._killers and open_request.digest() in self._killers:
             raise _deadly()
+        own = open_request.image_chars
+        if own and self._image_chars + own > MAX_IMAGE_CHARS:
+            raise _too_many_images()
         if self._engine_is_alive() and not (self._held or self._suspects or self._alone):
             self._dispatch(open_request)
         else:
             self._held.append(open_request)
         self._by_id[key] = open_request
+        self._image_chars += own
 
     def remove(self, open_request: OpenRequest) -> None:
         """It has ended."""
         del self._by_id[open_request.key]
+        self._image_chars -= open_request.image_chars
         self._by_wire_id.pop(open_request.wire_id, None)
         if open_request is self._alone:
             self._alone = None
@@ -352,6 +375,12 @@ def _size(arrival: Arrival) -> int:
 def _too_slow() -> RequestError:
     return RequestError(
         "The answer was dropped, since too much of it waits to be read.", status=408
+    )
+
+
+def _too_many_images() -> RequestError:
+    return RequestError(
+        "The server has too many images at work; retry later.", status=503, retry_after_s=5
     )
 
 

@@ -14,7 +14,6 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -28,9 +27,8 @@ from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.liveness.supervision import supervise
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.grammar import Compiled
-from radixrt.messages.answers import EngineInfo, PromptInfo
+from radixrt.messages.answers import PromptInfo
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
-from radixrt.messages.images import SHORTEST_PAGE
 from radixrt.messages.links import ToTokenizerFromApi
 from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.requests import (
@@ -52,10 +50,8 @@ from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import MAX_BYTES, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
-from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.fetching import ImageFetcher
-from radixrt.tokenizer.images.places import ImagePlacer
-from radixrt.tokenizer.images.processor import ImageProcessor
+from radixrt.tokenizer.images.places import NO_PLACEHOLDER, ImagePlacer
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import (
@@ -78,9 +74,6 @@ log = logging.getLogger(__name__)
 PREPARE_AFTER_S = 0.5
 """Seconds without a request until what later requests may need is loaded, which takes a second or
 two."""
-
-NO_PLACEHOLDER = f"Images need --page-size {SHORTEST_PAGE} or more, and a tokenizer with a special token for them."
-"""Why images are refused although the model has a tower."""
 
 MAX_CHARS_OF_A_TOKEN = 16
 """Most characters of a prediction that are encoded for each token that the answer may have."""
@@ -143,7 +136,8 @@ class TokenizerProcess:
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
         kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
-        self._encoder.serve_images(self._image_placer(info), info.why_no_images or NO_PLACEHOLDER)
+        placer = ImagePlacer.for_engine(info, self._config, self._vocabulary)
+        self._encoder.serve_images(placer, info.why_no_images or NO_PLACEHOLDER)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
@@ -190,18 +184,6 @@ class TokenizerProcess:
             )
         finally:
             await self._constraints.close()
-
-    def _image_placer(self, info: EngineInfo) -> ImagePlacer | None:
-        """Places images for the tower of a checkpoint; None: it has none, or no token for them."""
-        if info.vision is None:
-            return None
-        placeholder = self._vocabulary.special_tokens.get(info.vision.image_token)
-        if placeholder is None or info.page_size < SHORTEST_PAGE:
-            return None
-        config = self._config
-        limits = ImageLimits(config.max_images, config.max_image_pixels, config.max_image_mib << 20)
-        processor = ImageProcessor(Path(config.model_path), info.vision, limits)
-        return ImagePlacer(processor, placeholder.content)
 
     def close(self) -> None:
         self._queue.close()
@@ -258,9 +240,9 @@ class TokenizerProcess:
         if request.options.idle:
             key = ""  # all of a tenant share a turn: a request waits for one of them
         try:
-            request = await self._fetcher.filled(request)
-            size = size_in_chars(request.prompt) + len(request.prediction)
-            encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
+            filled = await self._fetcher.filled(request)
+            size = size_in_chars(filled.prompt) + len(request.prediction)
+            encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(filled))
             compiled: Compiled | None = None
             grammar_s = 0.0
             if request.constraint is None:
@@ -271,6 +253,8 @@ class TokenizerProcess:
                     _timed(encoding), _timed(compiling)
                 )
             await self._schedulers.available()
+            bare = replace(encoded.request, prompt=request.prompt)  # without what was fetched
+            encoded = dataclasses.replace(encoded, request=bare)
             self._start(encoded, encode_s, compiled, grammar_s)
         except Exception as error:
             self._in_flight.fail(request.request_id, error)

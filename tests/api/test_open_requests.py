@@ -8,10 +8,11 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.client import open_requests
 from radixrt.client.open_requests import Mailbox, OpenRequest, OpenRequests
 from radixrt.messages.answers import AnswerChunk, AnswerReport, PromptProgress
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.requests import GenerateRequest, RequestOptions, TextPrompt
+from radixrt.messages.requests import ChatPrompt, GenerateRequest, RequestOptions, TextPrompt
 
 
 class Engine:
@@ -271,3 +272,28 @@ def test_what_was_held_back_and_left_is_never_sent() -> None:
     engine.open.remove(held)
     engine.open.remove(suspect)
     assert engine.running() == [] and len(engine.open) == 0
+
+
+def test_the_images_of_open_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for a takeover; text is not counted."""
+    monkeypatch.setattr(open_requests, "MAX_IMAGE_CHARS", 100)
+    engine = Engine()
+
+    def ask(name: str, *sizes: int) -> OpenRequest:
+        parts = [{"type": "image", "data": "A" * size} for size in sizes]
+        content = [*parts, {"type": "text", "text": "B" * 200}]
+        prompt = ChatPrompt([{"role": "user", "content": content}])
+        opened = OpenRequest(GenerateRequest(request_id=name, prompt=prompt), Mailbox(1000))
+        engine.open.add(opened)
+        return opened
+
+    first = ask("first", 40, 40)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="too many images") as refused:
+            ask("second", 21)
+        assert refused.value.status == 503 and refused.value.retry_after_s
+    ask("third", 20)
+    ask("text")
+    engine.open.remove(first)
+    ask("second", 80)
+    assert engine.running() == ["third", "text", "second"]

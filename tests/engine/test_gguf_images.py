@@ -17,7 +17,7 @@ from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.memory_need import memory_need
 from tests.engine.test_images import CHATS, EVERY, Sees
-from tests.image_checkpoints import make_image_checkpoint
+from tests.image_checkpoints import make_image_checkpoint, picture, user
 from tests.models.gguf_files import write_gguf
 from tests.models.gguf_towers import write_mmproj
 
@@ -49,12 +49,16 @@ def packed(checkpoint: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "smolvlm", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-)
+    "family",
+    ["gemma3", "gemma4", "gemma4_e", "llava", "llava_siglip", "smolvlm", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"],
+)  # fmt: skip
 def test_logits_are_those_of_transformers(folder: Path, family: str) -> None:
-    sees = Sees(family, folder / family, packed)
-    prompt = sees.encode(CHAT)
-    ids, logits = sees.reference(CHAT)
+    sees, chat = Sees(family, folder / family, packed), CHAT
+    if family.startswith("gemma4"):  # whose images have up to 280 tokens each
+        sees.processor.pictures.max_soft_tokens = 280
+        chat = [user("First ", picture(1), " then ", picture(2, 20, 60), "?")]
+    prompt = sees.encode(chat)
+    ids, logits = sees.reference(chat)
     assert prompt.token_ids == ids
     (found,) = sees.engine(dtype="float32").pool([prompt], EVERY)
     assert np.abs(found - logits).max() < 1e-4
@@ -112,6 +116,21 @@ def test_the_tower_beside_a_model_is_the_one_that_fits(gemma3: Path) -> None:
     numbers = sum(math.prod(entry.shape) for entry in entries)
     assert need.in_memory - memory_need(served(gemma3, tower)).in_memory == 0
     assert need.in_memory == text.in_memory + 4 * numbers
+
+
+def test_a_tower_of_another_llava_is_refused(folder: Path) -> None:
+    """A file that lacks the name of its projector is LLaVA's."""
+    checkpoint = make_image_checkpoint("llava", folder / "next")
+    (checkpoint / "gguf").mkdir()
+    write_gguf(checkpoint, checkpoint / "gguf/m-F32.gguf")
+    for key, value, reason in (
+        ("image_grid_pinpoints", [336, 672], "LLaVA-NeXT"),
+        ("feature_layer", [1, 2], "several layers"),
+    ):
+        tower = folder / f"mmproj-{key}.gguf"
+        write_mmproj(checkpoint, tower, arrays={f"clip.vision.{key}": value})
+        with pytest.raises(ConfigError, match=reason):
+            served(checkpoint, tower)
 
 
 def test_a_tower_that_is_not_served_is_named(gemma3: Path, tmp_path: Path) -> None:

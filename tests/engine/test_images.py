@@ -21,12 +21,14 @@ from safetensors.torch import load_file, save_file
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.layers.linear import ColumnParallelLinear, RowParallelLinear
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
 from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.models.loader import load_model
 from radixrt.models.mtp import MtpHead
+from radixrt.models.vision import tower
 from radixrt.models.vision.sees import ImageRows
 from radixrt.scheduler.sequence import Sequence
 from radixrt.tokenizer.images.places import ImagePlacer
@@ -93,6 +95,11 @@ class Sees:
             return model, OwnSizes(self.family, tokenizer)
         return model, transformers.AutoProcessor.from_pretrained(self.folder)
 
+    @property
+    def processor(self) -> Any:
+        """transformers', or what stands for it."""
+        return self._transformers[1]
+
     def reference(self, chat: Chat) -> tuple[list[int], np.ndarray]:
         """transformers' token ids of a chat, and the logits behind it."""
         model, _ = self._transformers
@@ -109,15 +116,14 @@ class Sees:
         return ids[0, inputs["input_ids"].shape[1] :].tolist()
 
     def _inputs(self, chat: Chat) -> Any:
-        _, processor = self._transformers
         images = [
             transformers.image_utils.load_image(part["data"])
             for message in chat
             for part in message["content"]
             if isinstance(part, dict) and part["type"] == "image"
         ]
-        text = processor.apply_chat_template(chat, add_generation_prompt=True)
-        return processor(
+        text = self.processor.apply_chat_template(chat, add_generation_prompt=True)
+        return self.processor(
             text=text, images=images or None, return_tensors="pt", add_special_tokens=False
         )
 
@@ -222,12 +228,14 @@ def shortened(prompt: EncodedPrompt, end: int) -> EncodedPrompt:
 
 
 def test_one_other_value_shares_no_page_from_the_image_on(sees: Sees) -> None:
-    changed = picture(2, TILE, TILE)
-    changed.putpixel((3, 3), (changed.getpixel((3, 3))[0] ^ 1, 0, 0))  # type: ignore[index]
+    changed, last = picture(2, TILE, TILE), (TILE - 1, TILE - 1)
+    changed.putpixel(last, (changed.getpixel(last)[0] ^ 1, 0, 0))  # type: ignore[index]
     engine = sees.engine()
     chats = [[user(LONG, one, LONG)] for one in (picture(2, TILE, TILE), changed)]
     one, other = map(sees.encode, chats)
     assert one.token_ids == other.token_ids and one.key_ids != other.key_ids
+    of_image = [key for key in unpack_ids(one.key_ids).tolist() if key < 0]
+    assert len(set(of_image)) == one.pictures[0].num_tokens, "each placeholder has its own"
     cold = logits_of(sees.engine(), other)
     logits_of(engine, one)
     before = engine.scheduler.stats(0).cached_tokens
@@ -259,6 +267,75 @@ def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:
     other = same_pixels.process(data, "")
     assert (alike.pixels == other.pixels).all()
     assert not set(alike.key_ids.tolist()) & set(other.key_ids.tolist())
+
+
+@pytest.mark.parametrize("sees", ["llava"], indirect=True)
+def test_an_image_is_known_by_all_of_its_file_and_its_tensor(sees: Sees) -> None:
+    """The first characters of a file, and values without their shape, are those of other images
+    too."""
+    processor = ImageProcessor(sees.folder, sees.vision)
+    image = picture(3, TILE, TILE)
+    files = [png(image, "BMP")]
+    image.putpixel((0, 0), (1, 2, 3))  # in the last bytes of such a file
+    files.append(png(image, "BMP"))
+    assert files[0][:1000] == files[1][:1000]
+    first, second = (processor.process(file, "") for file in files)
+    assert first.key != second.key
+    values = first.pixels
+    flatter = values.reshape(*values.shape[:-2], TILE // 2, 2 * TILE)
+    assert processor._digest(values) == first.key != processor._digest(flatter)
+
+
+def test_the_tower_computes_few_rows_in_a_piece(
+    sees: Sees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other pieces, the same work and features."""
+    images = sees.engine().runner.images
+    assert images is not None and images.model.vision is not None
+    vision = images.model.vision
+    tensors = [torch.from_numpy(one.pixels) for one in sees.encode(THREE).pictures]
+    work: list[tuple[int, int]] = []
+    """Rows and products of the calls since the last rest."""
+
+    def watch(layer: Any) -> None:
+        forward = layer.forward
+
+        def watched(self: Any, rows: torch.Tensor) -> torch.Tensor:
+            work.append((len(rows), len(rows) * self.rows * self.columns))
+            found: torch.Tensor = forward(self, rows)
+            return found
+
+        monkeypatch.setattr(layer, "forward", watched)
+
+    def attend(query: Any, key: Any, value: Any, **options: Any) -> torch.Tensor:
+        work.append((query.shape[2], 2 * query.numel() * key.shape[2]))
+        return attention(query, key, value, **options)
+
+    def run(pixels: torch.Tensor) -> tuple[int, torch.Tensor]:
+        pieces, total = vision.pieces(pixels), 0
+        while True:
+            work.clear()
+            try:
+                next(pieces)
+            except StopIteration as done:
+                return total, done.value
+            rows = max((rows for rows, _ in work), default=0)
+            count = sum(count for _, count in work)
+            assert rows <= 16 or count <= tower.PIECE
+            total += count
+
+    attention = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    for layer in (RowParallelLinear, ColumnParallelLinear):
+        watch(layer)
+    with torch.inference_mode():
+        expected = [run(pixels) for pixels in tensors]
+        for piece in (1, 1 << 17):
+            monkeypatch.setattr(tower, "PIECE", piece)
+            for pixels, (work_of_it, features) in zip(tensors, expected, strict=True):
+                total, found = run(pixels)
+                assert total == work_of_it > 0
+                torch.testing.assert_close(found, features, rtol=0, atol=1e-4)
 
 
 def test_features_matter_and_their_order_does(sees: Sees) -> None:

@@ -1,5 +1,6 @@
 """Writes the towers of tiny checkpoints as ``mmproj-*.gguf``, with the metadata, the names and the
-layouts of llama.cpp's converter (its folder ``conversion``) by the package ``gguf``."""
+layouts of llama.cpp's converters (its folder ``conversion``; LLaVA's is
+``convert_image_encoder_to_gguf.py``) by the package ``gguf``."""
 
 import json
 import re
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 Kind = gguf.GGMLQuantizationType
+_LLAVA_PROJECTOR = "multi_modal_projector.linear_"
+_BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")
 _PROJECTORS = {
     "gemma3": gguf.VisionProjectorType.GEMMA3,
     "smolvlm": gguf.VisionProjectorType.IDEFICS3,
@@ -32,6 +35,7 @@ def write_mmproj(
     swapped: bool = False,
     rounded: bool = False,
     projection_dim: int | None = None,
+    arrays: dict[str, list[int]] | None = None,
 ) -> Path:
     """Write the tower of a checkpoint and return its path.
 
@@ -40,13 +44,15 @@ def write_mmproj(
         swapped: name the projections of MLPs as files of before 2025 do.
         rounded: store what the package dequantizes, in float32.
         projection_dim: of a tower for another model.
+        arrays: metadata in the place of the converter's.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    vision, family = config["vision_config"], config["model_type"]
+    family = config["model_type"]
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(_PROJECTORS[family])
+    if family in _PROJECTORS:
+        writer.add_clip_projector_type(_PROJECTORS[family])
     writer.add_vision_projection_dim(projection_dim or config["text_config"]["hidden_size"])
     _add_sizes(writer, config)
     files = ("preprocessor_config.json", "processor_config.json")
@@ -55,16 +61,21 @@ def write_mmproj(
     writer.add_vision_image_mean(settings["image_mean"])
     writer.add_vision_image_std(settings["image_std"])
     _ADD[family](writer, config, settings)
-    depth = vision.get("num_hidden_layers") or vision["depth"]
+    for key, values in (arrays or {}).items():
+        writer.kv_data[0].pop(key, None)
+        writer.add_array(key, values)
+    depth = _depth(config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, depth)
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         for theirs, part in _parts(family, config, name, tensor.float(), names):
-            if swapped:
+            if swapped or family == "llava":
                 theirs = re.sub("ffn_(up|down)", _swap, theirs)
             values = part.contiguous().numpy()
             of = kind(theirs) if callable(kind) else kind
-            if values.ndim < 2 or "position_embd" in theirs or values.shape[-1] % 32:
-                of = of if of == Kind.F16 and values.ndim > 1 else Kind.F32
+            if values.ndim < 2 or "position_embd" in theirs:
+                of = Kind.F32  # llama.cpp adds no others
+            elif values.shape[-1] % 32 and of != Kind.F16:
+                of = Kind.F32
             stored = gguf.quantize(values, of)
             if rounded:
                 stored, of = gguf.dequantize(stored, of), Kind.F32
@@ -80,6 +91,14 @@ def _swap(found: re.Match[str]) -> str:
     return "ffn_down" if found[1] == "up" else "ffn_up"
 
 
+def _depth(config: dict[str, Any]) -> int:
+    """Layers of the tower in the file: LLaVA's end with the one that the projector reads."""
+    vision = config["vision_config"]
+    depth: int = vision.get("num_hidden_layers") or vision["depth"]
+    layer = config.get("vision_feature_layer", -1) if config["model_type"] == "llava" else -1
+    return layer if layer >= 0 else depth + 1 + layer
+
+
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     vision, text = config["vision_config"], config["text_config"]
     is_qwen = config["model_type"].startswith("qwen")
@@ -90,9 +109,9 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vision_patch_size(vision["patch_size"])
     writer.add_vision_embedding_length(vision.get("embed_dim") or vision["hidden_size"])
     writer.add_vision_feed_forward_length(vision.get("intermediate_size") or vision["hidden_size"])
-    writer.add_vision_block_count(vision.get("num_hidden_layers") or vision["depth"])
+    writer.add_vision_block_count(_depth(config))
     writer.add_vision_head_count(vision.get("num_attention_heads") or vision["num_heads"])
-    eps = text["rms_norm_eps"] if is_qwen else vision.get("layer_norm_eps", 1e-5)
+    eps = text["rms_norm_eps"] if is_qwen else vision.get("layer_norm_eps", 1e-6)
     writer.add_vision_attention_layernorm_eps(eps)
 
 
@@ -101,6 +120,23 @@ def _add_gemma3(writer: gguf.GGUFWriter, config: Any, settings: Any) -> None:
     vision = config["vision_config"]
     side = vision["image_size"] // vision["patch_size"]
     writer.add_vision_projector_scale_factor(side // int(settings["image_seq_length"] ** 0.5))
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: Any, settings: Any) -> None:
+    """The converter leaves the factor out, which is 3 in all published models."""
+    writer.add_clip_vision_projector_type(gguf.VisionProjectorType.GEMMA4V)
+    writer.add_vision_projector_scale_factor(config["vision_config"]["pooling_kernel_size"])
+
+
+def _add_llava(writer: gguf.GGUFWriter, config: Any, settings: Any) -> None:
+    """As the oldest files have it, without a projector's name. The size is that of CLIP's own
+    projection, and 0 for SigLIP."""
+    vision = config["vision_config"]
+    writer.add_bool("clip.has_llava_projector", True)
+    writer.kv_data[0].pop("clip.vision.projection_dim")
+    writer.add_vision_projection_dim(vision.get("projection_dim", 0))
+    writer.add_vision_use_gelu(vision["hidden_act"] == "gelu")
+    writer.add_array("clip.vision.feature_layer", [_depth(config)])
 
 
 def _add_smolvlm(writer: gguf.GGUFWriter, config: Any, settings: Any) -> None:
@@ -132,6 +168,8 @@ def _add_qwen3_vl(writer: gguf.GGUFWriter, config: Any, settings: Any) -> None:
 
 _ADD = {
     "gemma3": _add_gemma3,
+    "gemma4": _add_gemma4,
+    "llava": _add_llava,
     "smolvlm": _add_smolvlm,
     "mistral3": _add_mistral3,
     "qwen2_vl": lambda *_: None,
@@ -144,16 +182,26 @@ def _parts(
     family: str, config: dict[str, Any], name: str, tensor: Tensor, names: gguf.TensorNameMap
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the file that the converter makes of one of the checkpoint."""
-    if not any(part in name for part in ("vision_tower", "visual.", "vision_model", "multi_modal_projector", "connector")):  # fmt: skip
+    if not any(part in name for part in ("vision_tower", "embed_vision", "visual.", "vision_model", "multi_modal_projector", "connector")):  # fmt: skip
         return
 
     def theirs(name: str) -> str:
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found = names.get_name(name, try_suffixes=(".weight", ".bias", *_BOUNDS))
         assert found, name
         return found
 
     if family == "smolvlm":
         yield theirs(name), tensor
+        return
+    if family == "gemma4":
+        if tensor.ndim == 0:
+            tensor = tensor[None]
+        if name.endswith("input_proj.weight"):
+            side = config["vision_config"]["patch_size"]
+            tensor = tensor.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
+        name = name.replace("model.vision_tower.encoder.", "vision_model.model.")
+        name += ".weight" if name.endswith("position_embedding_table") else ""
+        yield theirs(name.replace(".linear.", ".")), tensor
         return
     name = name.removeprefix("model.")
     if family == "mistral3":
@@ -168,6 +216,17 @@ def _parts(
             name = name.replace("vision_tower.", "vision_tower.vision_model.")
         name = name.replace("_weight", ".weight")
         yield theirs(name), tensor + 1 if "soft_emb_norm" in name else tensor
+    elif family == "llava":
+        if name.startswith(_LLAVA_PROJECTOR):
+            linear, end = name.removeprefix(_LLAVA_PROJECTOR).split(".")
+            yield f"mm.{2 * int(linear) - 2}.{end}", tensor
+            return
+        if "vision_model" not in name:
+            name = name.replace("vision_tower.", "vision_tower.vision_model.")
+        layer = re.search(r"layers\.(\d+)", name)
+        is_behind = layer is not None and int(layer[1]) >= _depth(config)
+        if not (is_behind or "post_layernorm" in name or ".head." in name):
+            yield theirs(name), tensor
     elif name == "visual.patch_embed.proj.weight":
         yield "v.patch_embd.weight", tensor[:, :, 0]
         yield "v.patch_embd.weight.1", tensor[:, :, 1]

@@ -1,4 +1,5 @@
-"""The grammars that a scheduler was sent: who waits for them, and who is refused without them."""
+"""The grammars and images that a scheduler was sent: who waits for them, and who is refused without
+them."""
 
 import pytest
 
@@ -6,6 +7,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.images import ImageLoaded, ImageRun, LoadImage
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest
 from radixrt.scheduler.scheduler import Scheduler
@@ -131,3 +133,25 @@ def test_a_dropped_grammar_is_loaded_again_when_it_is_sent_again() -> None:
         engine.add([1, 2, 3], grammar=source)
         engine.run()
     assert engine.num_loads == 3
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_sequence_waits_until_every_rank_has_seen_all_of_its_images(
+    scheduler: Scheduler, order: tuple[int, int]
+) -> None:
+    keys = [bytes([number]) * 32 for number in range(2)]
+    for key in keys:
+        scheduler.images.load(LoadImage(key=key, pixels=b"", shape=(0,)))
+    request = SequenceRequest(
+        seq_id=0,
+        token_ids=pack_ids([*range(9)]),
+        images=[ImageRun(key, 4 * number, 4) for number, key in enumerate(keys)],
+        options=RequestOptions(sampling=SamplingParams(max_tokens=4)),
+    )
+    assert scheduler.add(request) is None
+    for number in order:
+        for _ in range(2):
+            assert scheduler.plan() is None
+            assert scheduler.loaded(ImageLoaded(key=keys[number])) == []
+    plan = scheduler.plan()
+    assert plan is not None and len(plan.admit) == 1

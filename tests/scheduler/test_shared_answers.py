@@ -6,8 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from radixrt.messages.requests import CacheHints, Retention, Tenant
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import CacheHints, RequestOptions, Retention, Tenant
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.scheduler.shared_answers import answer_key
 from tests.scheduler.engine_model import EngineModel, limits
 
 PROMPT = [i * 7 % 43 for i in range(30)]
@@ -80,6 +85,18 @@ def test_other_tokens_salts_keys_and_lengths_are_other_answers() -> None:
     model.run()
     assert sum(len(plan.admit) for plan in model.plans) == 8
     assert model.scheduler.state.counters.replayed_tokens == 0
+
+
+def test_another_image_is_another_answer() -> None:
+    """Its placeholders are the same tokens."""
+    request = SequenceRequest(
+        seq_id=1,
+        token_ids=pack_ids(PROMPT),
+        key_ids=pack_ids([-5, -6]),
+        options=RequestOptions(sampling=SamplingParams(max_tokens=3), shares_answers=True),
+    )
+    other = replace(request, key_ids=pack_ids([-5, -7]))
+    assert answer_key(request) == answer_key(replace(request, seq_id=2)) != answer_key(other)
 
 
 def test_a_finished_answer_is_given_again_without_a_step() -> None:

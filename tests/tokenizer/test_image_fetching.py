@@ -175,6 +175,13 @@ def test_a_listed_host_without_a_public_address_is_refused(site: Site, addresses
     assert not site.seen
 
 
+def test_a_public_address_in_the_form_of_another_is_public() -> None:
+    """As networks with IPv6 alone see hosts with IPv4; but not by the tunnels of Teredo."""
+    for address in ("64:ff9b::101:101", "::ffff:1.1.1.1", "2002:101:101::", "2606:4700::1111"):
+        assert is_public(ipaddress.ip_address(address)), address
+    assert not is_public(ipaddress.ip_address("2001:0:4136:e378:8000:63bf:fefe:fefe"))
+
+
 def test_a_name_of_this_machine_and_a_redirect_to_it_are_refused(site: Site) -> None:
     """By the system's own resolver, and behind a host that is allowed."""
     plain = ImageFetcher([f"localhost:{site.port}"], LIMIT, tls=site.tls)
@@ -196,7 +203,9 @@ def test_a_certificate_of_another_name_is_refused(site: Site) -> None:
         other.fetch(f"https://other.test:{site.port}/", "Image 1")
 
 
-def test_a_request_gets_the_files_in_the_place_of_addresses(site: Site) -> None:
+def test_a_request_gets_the_files_in_the_place_of_addresses(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"https://images.test:{site.port}/a"
     content: list[dict[str, Any]] = [
         {"type": "image", "data": "AAAA"},
@@ -215,6 +224,12 @@ def test_a_request_gets_the_files_in_the_place_of_addresses(site: Site) -> None:
     data = base64.b64encode(FILE).decode()
     assert filled.messages[1]["content"][2] == {"type": "image", "data": data}
     assert content[2]["url"] == url, "the request is not changed"
+    monkeypatch.setattr(fetching, "MAX_REQUEST_BYTES", len(FILE) + 9)
+    assert asyncio.run(fetcher(site).filled(request)).prompt == filled
+    content.append({"type": "image", "url": f"{url}/more"})
+    with pytest.raises(RequestError, match=r"Image 3 has, with those before it, more than") as full:
+        asyncio.run(fetcher(site).filled(request))
+    assert full.value.status == 413
     no_hosts = ImageFetcher([], LIMIT)
     with pytest.raises(RequestError, match=r"Image 2 .* fetches no images"):
         asyncio.run(no_hosts.filled(request))

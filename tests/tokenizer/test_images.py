@@ -2,7 +2,11 @@
 
 import base64
 import io
+import struct
+import tracemalloc
+import zlib
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +17,11 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
 from radixrt.tokenizer.explain.records import PromptRecord
+from radixrt.tokenizer.images import decoding
 from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
+from radixrt.tokenizer.images.places import NO_PLACEHOLDER, ImagePlacer
 from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.images.sent_images import SentImages
-from radixrt.tokenizer.process import NO_PLACEHOLDER, TokenizerProcess
 from tests.fake_scheduler import engine_info
 from tests.image_checkpoints import picture, png
 
@@ -56,6 +61,23 @@ def test_a_decoded_image_is_that_of_transformers(name: str) -> None:
     assert (ours.size[0] < ours.size[1]) is (name == "turned JPEG")
 
 
+@pytest.mark.parametrize(
+    "name, file",
+    [
+        ("AVIF", b"\0\0\0\x1cftypavif\0\0\0\0"),
+        ("HEIC", b"\0\0\0\x18ftypheic\0\0\0\0"),
+        ("TIFF", b"MM\0*\0\0\0\x08"),
+        ("SVG", b'<?xml version="1.0"?><svg/>'),
+        ("PDF", b"%PDF-1.7"),
+        ("", b"\0" * 64),
+    ],
+)
+def test_a_format_that_is_not_decoded_is_named(name: str, file: bytes) -> None:
+    words = f"Image 2 has the format {name}; this server decodes PNG" if name else "is in no format"
+    with pytest.raises(RequestError, match=words):
+        decode_image(base64.b64encode(file).decode(), "Image 2")
+
+
 def test_nothing_is_decoded_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size is known from the header."""
     data = png(SEEN)
@@ -68,6 +90,38 @@ def test_nothing_is_decoded_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(RequestError, match=words) as refused:
             decode_image(data, "Image 1", limits)
         assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
+def test_a_bomb_beside_the_pixels_is_not_unpacked(kind: bytes) -> None:
+    """A chunk of a PNG that grows a thousandfold, where the size in the header says nothing."""
+    plain = base64.b64decode(png(SEEN))
+    packed = zlib.compress(bytes(1 << 24), 9)
+    head = b"bomb\0" + (b"\1\0\0\0" if kind == b"iTXt" else b"\0")
+    body = kind + head + packed
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    file = plain[:33] + chunk + plain[33:]  # behind the header
+    tracemalloc.start()
+    try:
+        decoded = decode_image(base64.b64encode(file).decode(), "Image 1")
+        assert np.array_equal(np.asarray(decoded), np.asarray(SEEN))
+    except RequestError as error:
+        assert error.status == 400
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < 1 << 23, "half of what it grows to"
+
+
+def test_a_large_file_is_decoded_in_parts() -> None:
+    noise = np.random.default_rng(2).integers(0, 256, (800, 800, 3), dtype=np.uint8)
+    data = png(Image.fromarray(noise))
+    assert len(data) > 2 * decoding._PART
+    assert np.array_equal(np.asarray(decode_image(data, "Image 1")), noise)
+    for place in (decoding._PART + 5, len(data) - 9):
+        broken = f"{data[:place]}%{data[place + 1 :]}"
+        with pytest.raises(RequestError, match="is not valid base64"):
+            decode_image(broken, "Image 1")
 
 
 def test_a_cut_file_is_refused_wherever_it_ends() -> None:
@@ -110,9 +164,15 @@ def test_images_without_users_stay_within_a_number_of_bytes() -> None:
     assert images.has(three[0].key) and len(sent) == 3, "it has a user still"
     images.release(three[0].key)
     assert not images.has(three[1].key) and images.has(three[0].key), "the oldest goes"
+    messages = len(sent)
+    images.use(three[0])
+    images.release(three[0].key)
+    assert len(sent) == messages, "it was there still, and counts once"
+    assert images.has(three[2].key)
     large = processed(7, 800)
     images.check_room([large])
     images.use(large)
+    images.check_room([large])
     with pytest.raises(RequestError, match="too many images") as full:
         images.check_room([processed(8, 300)])
     assert full.value.status == 503 and full.value.retry_after_s
@@ -132,9 +192,8 @@ def test_images_with_small_pages_are_refused(page_size: int) -> None:
     vision = VisionInfo(
         family="llava", weights=b"", tokens_per_tile=4, tile_size=28, image_token=7, feature_bytes=8
     )
-    process = TokenizerProcess.__new__(TokenizerProcess)
-    process._config = ServerConfig()
-    process._vocabulary = SimpleNamespace(special_tokens={7: SimpleNamespace(content="<image>")})  # type: ignore[assignment]
-    placer = process._image_placer(engine_info(vision=vision, page_size=page_size))
+    vocabulary: Any = SimpleNamespace(special_tokens={7: SimpleNamespace(content="<image>")})
+    info = engine_info(vision=vision, page_size=page_size)
+    placer = ImagePlacer.for_engine(info, ServerConfig(), vocabulary)
     assert (placer is None) is (page_size < SHORTEST_PAGE)
     assert f"--page-size {SHORTEST_PAGE} or more" in NO_PLACEHOLDER

@@ -218,6 +218,7 @@ def _gemma4(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     theta = meta.need("rope.freq_base")
     table = meta.file.tensors.get("per_layer_token_embd.weight")
     return {
+        "pad_token_id": meta.file.metadata.get("tokenizer.ggml.padding_token_id", 0),
         "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": [f"{'sliding' if w else 'full'}_attention" for w in has_window],
         "sliding_window": meta.need("attention.sliding_window"),

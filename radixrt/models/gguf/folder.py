@@ -16,7 +16,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.user_cache import user_cache
 from radixrt.models.gguf.form import TABLE, TensorEntry, import_gguf
 
-_FORM = 7
+_FORM = 8
 """Raised whenever the content of the folders changes, so that old ones are not used."""
 
 

@@ -41,6 +41,20 @@ class _Clip:
         return tensor in self.file.tensors
 
     @property
+    def projector(self) -> str | None:
+        """llama.cpp's name of it, which the oldest files of LLaVA lack."""
+        metadata = self.file.metadata
+        name = metadata.get("clip.projector_type") or self.get("projector_type")
+        return name or ("mlp" if metadata.get("clip.has_llava_projector") else None)
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers of a feature; LLaVA's metadata have those of CLIP's own projection."""
+        if self.projector == "mlp" and self.has("mm.2.weight"):
+            return self.file.tensors["mm.2.weight"].shape[0]
+        return int(self.need("projection_dim"))
+
+    @property
     def act(self) -> str:
         """llama.cpp's GELU is the approximation by tanh."""
         return "silu" if self.file.metadata.get("clip.use_silu") else "gelu_pytorch_tanh"
@@ -99,6 +113,80 @@ def _gemma3_processor(clip: _Clip) -> dict[str, Any]:
         "image_processor_type": "Gemma3ImageProcessor",
         "size": {"height": side, "width": side},
         "resample": 2,
+    }
+
+
+def _gemma4(clip: _Clip, text: dict[str, Any]) -> dict[str, Any]:
+    """The smaller models, whose layers have inputs for each token, see images causally."""
+    if not text["hidden_size_per_layer_input"]:
+        text["use_bidirectional_attention"] = "vision"
+    names = {"hidden_act": "hidden_activation", "layer_norm_eps": "rms_norm_eps"}
+    sizes = {names.get(name, name): value for name, value in clip.sizes.items()}
+    head_dim = clip.file.tensors["v.blk.0.attn_q.weight"].shape[0] // sizes["num_attention_heads"]
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            **sizes,
+            "head_dim": head_dim,
+            "num_key_value_heads": clip.file.tensors["v.blk.0.attn_k.weight"].shape[0] // head_dim,
+            "pooling_kernel_size": clip.get("projector.scale_factor", 3),
+            "position_embedding_size": clip.file.tensors["v.position_embd.weight"].shape[1],
+            "use_clipped_linears": clip.has("v.blk.0.attn_q.input_max"),
+            "standardize": clip.has("v.std_bias"),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }
+
+
+def _gemma4_processor(clip: _Clip) -> dict[str, Any]:
+    return {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": clip.need("patch_size"),
+        "pooling_kernel_size": clip.get("projector.scale_factor", 3),
+        "max_soft_tokens": 280,
+    }
+
+
+def _llava(clip: _Clip, text: dict[str, Any]) -> dict[str, Any]:
+    """CLIP's tower or SigLIP's, up to the layer that the projector reads."""
+    newline = clip.has("model.image_newline") or clip.has("v.image_newline")
+    if newline or clip.get("image_grid_pinpoints") or clip.has("mm.3.weight"):
+        raise ConfigError(f"Not yet: {clip.file.files[0]}, a tower of LLaVA-NeXT or LLaVA-Yi.")
+    sizes = clip.sizes
+    layers = clip.get("feature_layer") or [sizes["num_hidden_layers"]]
+    if len(layers) > 1:
+        raise ConfigError(
+            f"Not yet: {clip.file.files[0]}, whose projector reads several layers of the tower."
+        )
+    act, is_clip = "gelu_pytorch_tanh", clip.has("v.class_embd")
+    if is_clip:
+        act = "gelu" if clip.file.metadata.get("clip.use_gelu") else "quick_gelu"
+    return {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "vision_feature_layer": layers[0],
+        "vision_feature_select_strategy": "default" if is_clip else "full",
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": clip.has("mm.0.bias"),
+        "vision_config": {
+            "model_type": f"{'clip' if is_clip else 'siglip'}_vision_model",
+            **sizes,
+            "hidden_act": act,
+        },
+    }
+
+
+def _llava_processor(clip: _Clip) -> dict[str, Any]:
+    side = clip.need("image_size")
+    square = {"height": side, "width": side}
+    if not clip.has("v.class_embd"):
+        return {"image_processor_type": "SiglipImageProcessor", "size": square, "resample": 3}
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": side},
+        "crop_size": square,
     }
 
 
@@ -238,6 +326,8 @@ def _qwen_processor(least: int, most: int) -> Callable[[_Clip], dict[str, Any]]:
 _OLDER_QWEN = _qwen_processor(56 * 56, 28 * 28 * 16384)
 _FAMILIES = {
     "gemma3": _Family(("gemma3",), "<image_soft_token>", _gemma3, _gemma3_processor),
+    "gemma4v": _Family(("gemma4",), "<|image|>", _gemma4, _gemma4_processor),
+    "mlp": _Family(("llama", "qwen2"), "<image>", _llava, _llava_processor),
     "idefics3": _Family(("llama",), "<image>", _idefics3, _idefics3_processor),
     "pixtral": _Family(("mistral3", "llama"), "[IMG]", _pixtral, _pixtral_processor),
     "qwen2vl_merger": _Family(("qwen2vl",), "<|image_pad|>", _qwen2_vl, _OLDER_QWEN),
@@ -276,17 +366,17 @@ def read_tower(file: GGUFFile, config: dict[str, Any], path: Path) -> Tower:
     """
     read = read_header(path)
     clip = _Clip(read)
-    name = read.metadata.get("clip.projector_type") or clip.get("projector_type")
+    name = clip.projector
     if name not in _FAMILIES:
         raise ConfigError(
             f"Not yet: {path}, with a projector of the kind {name!r}; served: {', '.join(_FAMILIES)}."
         )
     family, size = _FAMILIES[name], config["hidden_size"]
     architecture = file.metadata.get("general.architecture")
-    if architecture not in family.texts or clip.need("projection_dim") != size:
+    if architecture not in family.texts or clip.feature_size != size:
         raise ConfigError(
             f"{path} is no tower of {file.files[0]}: it belongs to a model of {' or '.join(family.texts)} with embeddings of "
-            f"{clip.need('projection_dim')}, and this is {architecture} with embeddings of {size}."
+            f"{clip.feature_size}, and this is {architecture} with embeddings of {size}."
         )
     tokens = file.metadata.get("tokenizer.ggml.tokens", [])
     if family.placeholder not in tokens:

@@ -49,9 +49,29 @@ _PIXTRAL_LAYER = {
     "ln2": "ffn_norm",
     **{name: f"feed_forward.{part.removeprefix('mlp.')}" for name, part in _GATED.items()},
 }
+_GEMMA4_LAYER = {
+    **_ATTENTION,
+    "attn_out": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ln1": "input_layernorm",
+    "ln2": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+    **_GATED,
+}
+_GEMMA4 = {
+    "v.patch_embd": "patch_embedder.input_proj",
+    "v.position_embd.weight": "patch_embedder.position_embedding_table",
+    "v.std_bias": "std_bias",
+    "v.std_scale": "std_scale",
+}
+_CLIP = {**_SIGLIP, "v.class_embd": "embeddings.class_embedding", "v.pre_ln": "pre_layrnorm"}
 
 _TOWERS: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
     "gemma3": ("vision_tower.vision_model.", "encoder.layers.", _SIGLIP_LAYER, _SIGLIP),
+    "gemma4": ("vision_tower.", "encoder.layers.", _GEMMA4_LAYER, _GEMMA4),
+    "llava": ("vision_tower.vision_model.", "encoder.layers.", _SIGLIP_LAYER, _CLIP),
     "smolvlm": ("model.vision_model.", "encoder.layers.", _SIGLIP_LAYER, _SIGLIP),
     "mistral3": (
         "vision_tower.",
@@ -67,7 +87,7 @@ _TOWERS: dict[str, tuple[str, str, dict[str, str], dict[str, str]]] = {
     ),
 }
 """By transformers' model type: the prefix of the tower's tensors, that of layers behind it, and the
-names of their parts and of other tensors."""
+names of their parts and of other tensors, with or without their ends."""
 _PROJECTORS = {
     "gemma3": {
         "mm.input_projection.weight": "mm_input_projection_weight",
@@ -78,13 +98,17 @@ _PROJECTORS = {
         "mm.patch_merger.weight": "patch_merger.merging_layer.weight",
         **{f"mm.{i}.{end}": f"linear_{i}.{end}" for i in (1, 2) for end in ("weight", "bias")},
     },
+    "gemma4": {"mm.input_projection.weight": "embedding_projection.weight"},
+    "llava": {
+        f"mm.{2 * i - 2}.{end}": f"linear_{i}.{end}" for i in (1, 2) for end in ("weight", "bias")
+    },
     "smolvlm": {"mm.model.fc.weight": "modality_projection.proj.weight"},
 }
 """Those of a projector outside the tower."""
-_PREFIXES = {"smolvlm": "model.connector."}
+_PREFIXES = {"gemma4": "embed_vision.", "smolvlm": "model.connector."}
 _PARTS = (".attn_k.", ".attn_v.", "patch_embd.weight.1")
 """In the names of tensors that are joined to another one in Qwen's checkpoints."""
-_LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias|(?:in|out)put_(?:min|max))")
 _DEEP = re.compile(r"v\.deepstack\.(\d+)\.(norm|fc1|fc2)\.(weight|bias)")
 _NOT_READ = ("v.token_embd.", "a.", "mm.a.")
 """A copy of an embedding of the language model, and towers of sound."""
@@ -140,9 +164,12 @@ class _Tensors:
             part = found[2]
             if self._is_swapped:
                 part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
-            return f"{prefix}{layers}{found[1]}.{parts.get(part, part)}.{found[3]}"
+            part, end = parts.get(part, part), found[3]
+            if self._kind == "gemma4" and part.endswith("_proj") and end == "weight":
+                end = "linear.weight"
+            return f"{prefix}{layers}{found[1]}.{part}.{end}"
         stem, _, end = name.rpartition(".")
-        return f"{prefix}{others.get(stem, stem)}.{end}"
+        return prefix + (others.get(name) or f"{others.get(stem, stem)}.{end}")
 
     def _tensor(self, name: str) -> Tensor:
         tensor = self._read(name)
@@ -153,6 +180,10 @@ class _Tensors:
         if self._is_qwen and ".attn_q." in name:
             others = (name.replace("attn_q", f"attn_{part}") for part in "kv")
             return torch.cat([tensor, *map(self._read, others)])
+        if self._kind == "gemma4" and name == "v.patch_embd.weight":  # channels last
+            return tensor.permute(0, 2, 3, 1).flatten(1)
+        if name.endswith(("put_min", "put_max")):
+            return tensor.view(())
         if self._kind == "mistral3" and (".attn_q." in name or ".attn_k." in name):
             return unpermuted(tensor, self._heads)
         return tensor

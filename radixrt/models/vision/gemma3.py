@@ -11,7 +11,7 @@ from radixrt.layers.norm import RMSNorm
 from radixrt.layers.weights import parameter
 from radixrt.models.gemma import Gemma3ForCausalLM
 from radixrt.models.vision.sees import ImageEncoder, SeesImages
-from radixrt.models.vision.tower import Pieces, VisionTransformer
+from radixrt.models.vision.tower import Pieces, VisionTransformer, in_rows
 
 
 class Gemma3Encoder(ImageEncoder):
@@ -44,6 +44,10 @@ class Gemma3Encoder(ImageEncoder):
         hidden = yield from self.vision_tower.pieces(pixels)
         grid = hidden.T.reshape(1, -1, self.side, self.side)
         pooled = F.avg_pool2d(grid, self.pooled).flatten(2)[0].T.contiguous()
+        cost = self.mm_input_projection_weight.numel()
+        return (yield from in_rows(self._project, cost, pooled))
+
+    def _project(self, pooled: Tensor) -> Tensor:
         return self.mm_soft_emb_norm.forward(pooled) @ self.mm_input_projection_weight
 
 

@@ -13,9 +13,17 @@ from radixrt.base.errors import ConfigError
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.weights import WeightSlot, parameter
 from radixrt.models.gemma4 import Gemma4ForCausalLM
-from radixrt.models.vision.patches import Segments, Turns, attend, turn
+from radixrt.models.vision.patches import Turns, turn
 from radixrt.models.vision.sees import ImageEncoder, ImageRows, SeesImages
-from radixrt.models.vision.tower import Pieces, activation, in_rows, linear
+from radixrt.models.vision.tower import (
+    Pieces,
+    Segments,
+    activation,
+    attend,
+    in_rows,
+    linear,
+    products,
+)
 
 
 class ClippedLinear(nn.Module):
@@ -74,10 +82,12 @@ class Gemma4TowerLayer(nn.Module):
 
     def pieces(self, hidden: Tensor, angles: Tensor, segments: Segments) -> Pieces:
         """[patches, size] of an image -> the same"""
-        projected = yield from in_rows(self._project, hidden, angles)
+        cost = products(self.q_proj, self.k_proj, self.v_proj)
+        projected = yield from in_rows(self._project, cost, hidden, angles)
         attended = yield from attend(projected, segments, scale=1.0)
-        hidden = yield from in_rows(self._join, attended, hidden)
-        return (yield from in_rows(self._feed_forward, hidden))
+        hidden = yield from in_rows(self._join, products(self.o_proj), attended, hidden)
+        cost = products(self.gate_proj, self.up_proj, self.down_proj)
+        return (yield from in_rows(self._feed_forward, cost, hidden))
 
     def _project(self, rows: Tensor, angles: Tensor) -> Tensor:
         normed = self.input_layernorm.forward(rows)
@@ -140,7 +150,8 @@ class Gemma4Encoder(ImageEncoder):
         row, column = numbers // columns, numbers % columns
         places = self.position_embedding_table[0][column] + self.position_embedding_table[1][row]
         angles = self.turns.angles(column, row)
-        hidden = yield from in_rows(self._embed, pixels.flatten(0, 1), places)
+        cost = products(self.input_proj)
+        hidden = yield from in_rows(self._embed, cost, pixels.flatten(0, 1), places)
         layer: Any
         for layer in self.layers:
             hidden = yield from layer.pieces(hidden, angles, [(0, len(hidden))])
@@ -149,10 +160,14 @@ class Gemma4Encoder(ImageEncoder):
         squares = grid.mean((1, 3)).flatten(0, 1) * self.factor
         if self.standardizes:
             squares = (squares - self.std_bias.float()) * self.std_scale.float()
-        return self.embedding_projection.forward(self.norm.forward(squares.to(hidden.dtype)))
+        cost = products(self.embedding_projection)
+        return (yield from in_rows(self._output, cost, squares.to(hidden.dtype)))
 
     def _embed(self, patches: Tensor, places: Tensor) -> Tensor:
         return self.input_proj.forward(2 * (patches - 0.5)) + places
+
+    def _output(self, squares: Tensor) -> Tensor:
+        return self.embedding_projection.forward(self.norm.forward(squares))
 
 
 _NAMES = (

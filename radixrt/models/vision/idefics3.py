@@ -10,7 +10,7 @@ from torch import Tensor
 from radixrt.base.errors import ConfigError
 from radixrt.models.dense import LlamaForCausalLM
 from radixrt.models.vision.sees import ImageEncoder, SeesImages
-from radixrt.models.vision.tower import Pieces, VisionTransformer, in_rows, linear
+from radixrt.models.vision.tower import Pieces, VisionTransformer, in_rows, linear, products
 
 
 class TileTransformer(VisionTransformer):
@@ -52,7 +52,7 @@ class TileEncoder(ImageEncoder):
 
     def tile_pieces(self, pixels: Tensor) -> Pieces:
         hidden = yield from self.vision_model.pieces(pixels)
-        return (yield from in_rows(self.proj.forward, self._joined(hidden)))
+        return (yield from in_rows(self.proj.forward, products(self.proj), self._joined(hidden)))
 
     def _joined(self, hidden: Tensor) -> Tensor:
         """The patches of each square, side by side: [patches, size] -> [patches / factor**2, size *

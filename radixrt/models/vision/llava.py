@@ -15,6 +15,7 @@ from radixrt.models.vision.tower import (
     activation,
     in_rows,
     linear,
+    products,
 )
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
@@ -54,7 +55,8 @@ class LlavaEncoder(ImageEncoder):
 
     def tile_pieces(self, pixels: Tensor) -> Pieces:
         hidden = yield from self.vision_tower.pieces(pixels)
-        return (yield from in_rows(self._project, hidden[int(self.drops_first) :]))
+        cost = products(self.linear_1, self.linear_2)
+        return (yield from in_rows(self._project, cost, hidden[int(self.drops_first) :]))
 
     def _project(self, hidden: Tensor) -> Tensor:
         return self.linear_2.forward(self.activate(self.linear_1.forward(hidden)))

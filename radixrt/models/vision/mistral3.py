@@ -13,7 +13,7 @@ from radixrt.layers.norm import RMSNorm
 from radixrt.models.dense import Ministral3ForCausalLM
 from radixrt.models.vision.patches import GatedPatchMLP, PatchAttention, PatchLayer, Turns
 from radixrt.models.vision.sees import ImageEncoder, SeesImages
-from radixrt.models.vision.tower import PatchLinear, Pieces, activation, in_rows, linear
+from radixrt.models.vision.tower import PatchLinear, Pieces, activation, in_rows, linear, products
 
 EPS = 1e-5
 
@@ -57,13 +57,14 @@ class PixtralEncoder(ImageEncoder):
         numbers = torch.arange(rows * columns)
         angles = self.turns.angles(numbers // columns, numbers % columns)
         (patches,) = self.patch_conv.patches(pixels[None])
-        hidden = yield from in_rows(self._embed, patches)
+        hidden = yield from in_rows(self._embed, products(self.patch_conv.proj), patches)
         layer: Any
         for layer in self.layers:
             hidden = yield from layer.pieces(hidden, angles, [(0, len(hidden))])
         grid = self.norm.forward(hidden).T.reshape(1, -1, rows, columns)
         squares = F.unfold(grid, self.merge, stride=self.merge)[0].T.contiguous()
-        return (yield from in_rows(self._project, squares))
+        cost = products(self.merging_layer, self.linear_1, self.linear_2)
+        return (yield from in_rows(self._project, cost, squares))
 
     def _embed(self, patches: Tensor) -> Tensor:
         return self.ln_pre.forward(self.patch_conv.proj.forward(patches))

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from radixrt.layers.linear import ColumnParallelLinear, Projection
-from radixrt.models.vision.tower import ROWS, Pieces, activation, in_rows, linear
-
-Segments = Sequence[tuple[int, int]]
-"""Rows from and to of the patches that see one another."""
+from radixrt.models.vision.tower import (
+    Pieces,
+    Segments,
+    activation,
+    attend,
+    in_rows,
+    linear,
+    products,
+)
 
 
 class Turns:
@@ -42,24 +46,6 @@ def turn(heads: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(heads.dtype)
 
 
-def attend(projected: Tensor, segments: Segments, scale: float | None = None) -> Pieces:
-    """Attention of patches to those of their segment: query, key and value [patches, 3, heads,
-    head_dim] -> [patches, heads * head_dim]
-
-    Args:
-        scale: of the scores; None: that of the head dimension to the power of -0.5.
-    """
-    attended = []
-    for start, end in segments:
-        keys, values = projected[start:end, 1:].permute(1, 2, 0, 3)[:, None].unbind(0)
-        for first in range(start, end, ROWS):
-            query = projected[first : min(first + ROWS, end), 0].transpose(0, 1)[None]
-            found = F.scaled_dot_product_attention(query, keys, values, scale=scale)
-            attended.append(found[0].transpose(0, 1).flatten(1))
-            yield
-    return torch.cat(attended)
-
-
 class PatchAttention(nn.Module):
     """Attention of patches to those of their segment.
 
@@ -82,13 +68,13 @@ class PatchAttention(nn.Module):
             query, key, value = heads.unbind(1)
             return torch.stack((turn(query, radians), turn(key, radians), value), 1)
 
-        projected = yield from in_rows(project, hidden, angles)
+        projected = yield from in_rows(project, products(self.qkv), hidden, angles)
         attended = yield from attend(projected, segments)
 
         def join(rows: Tensor, residual: Tensor) -> Tensor:
             return residual + self.proj.forward(rows)
 
-        return (yield from in_rows(join, attended, hidden))
+        return (yield from in_rows(join, products(self.proj), attended, hidden))
 
 
 class GatedPatchMLP(nn.Module):
@@ -120,4 +106,5 @@ class PatchLayer(nn.Module):
         """[patches, size] of an image -> the same"""
         hidden = yield from self.attn.pieces(self.norm1, hidden, angles, segments)
         norm: Any = self.norm2
-        return (yield from in_rows(lambda rows: rows + self.mlp(norm.forward(rows)), hidden))
+        cost = products(self.mlp)
+        return (yield from in_rows(lambda rows: rows + self.mlp(norm.forward(rows)), cost, hidden))

@@ -22,11 +22,18 @@ from radixrt.models.vision.patches import (
     GatedPatchMLP,
     PatchAttention,
     PatchLayer,
-    Segments,
     Turns,
 )
 from radixrt.models.vision.sees import ImageEncoder, ImageRows, SeesImages
-from radixrt.models.vision.tower import FlatConvolution, Pieces, activation, in_rows, linear
+from radixrt.models.vision.tower import (
+    FlatConvolution,
+    Pieces,
+    Segments,
+    activation,
+    in_rows,
+    linear,
+    products,
+)
 
 EPS = 1e-6
 
@@ -106,6 +113,15 @@ class QwenEncoder(ImageEncoder):
         size = vision.hidden_size
         return TwoLayerMLP(size, vision.intermediate_size, size, vision.hidden_act)
 
+    def embed(self, pixels: Tensor) -> Pieces:
+        """[rows, columns, values of a patch] -> [patches, size]"""
+        proj = self.patch_embed.proj
+        return (yield from in_rows(proj.forward, products(proj), pixels.flatten(0, 1)))
+
+    def merged(self, merger: Merger, hidden: Tensor) -> Pieces:
+        """[patches, size] -> [squares, out_hidden_size]"""
+        return (yield from in_rows(merger.forward, products(merger), self.squares(hidden)))
+
     def squares(self, patches: Tensor) -> Tensor:
         """[patches, size] -> [squares, patches of a square * size]"""
         return patches.reshape(-1, self.merge**2 * patches.shape[1])
@@ -135,11 +151,11 @@ class Qwen2Encoder(QwenEncoder):
     def tile_pieces(self, pixels: Tensor) -> Pieces:
         rows, columns, _ = pixels.shape
         angles = self.turns.angles(*self.places(rows, columns))
-        hidden = yield from in_rows(self.patch_embed.proj.forward, pixels.flatten(0, 1))
+        hidden = yield from self.embed(pixels)
         layer: Any
         for layer in self.blocks:
             hidden = yield from layer.pieces(hidden, angles, [(0, len(hidden))])
-        return (yield from in_rows(self.merger.forward, self.squares(hidden)))
+        return (yield from self.merged(self.merger, hidden))
 
 
 class Qwen2_5Encoder(QwenEncoder):
@@ -168,13 +184,13 @@ class Qwen2_5Encoder(QwenEncoder):
         order, windows = self._windows(rows // self.merge, columns // self.merge)
         angles = self.squares(self.turns.angles(*self.places(rows, columns)))[order]
         angles = angles.view(rows * columns, -1)
-        hidden = yield from in_rows(self.patch_embed.proj.forward, pixels.flatten(0, 1))
+        hidden = yield from self.embed(pixels)
         hidden = self.squares(hidden)[order].view(rows * columns, -1)
         layer: Any
         for index, layer in enumerate(self.blocks):
             segments = [(0, len(hidden))] if index in self.whole else windows
             hidden = yield from layer.pieces(hidden, angles, segments)
-        merged = yield from in_rows(self.merger.forward, self.squares(hidden))
+        merged = yield from self.merged(self.merger, hidden)
         return torch.empty_like(merged).index_copy_(0, order, merged)
 
     def _windows(self, rows: int, columns: int) -> tuple[Tensor, Segments]:
@@ -211,7 +227,7 @@ class Qwen3Encoder(QwenEncoder):
         rows, columns, _ = pixels.shape
         places = self.places(rows, columns)
         angles = self.turns.angles(*places)
-        hidden = yield from in_rows(self.patch_embed.proj.forward, pixels.flatten(0, 1))
+        hidden = yield from self.embed(pixels)
         hidden = hidden + self._stretched(rows, columns)[places].to(hidden.dtype)
         outputs = {}
         layer: Any
@@ -219,12 +235,11 @@ class Qwen3Encoder(QwenEncoder):
             hidden = yield from layer.pieces(hidden, angles, [(0, len(hidden))])
             if index in self.deep:
                 outputs[index] = hidden
-        merged = yield from in_rows(self.merger.forward, self.squares(hidden))
+        merged = yield from self.merged(self.merger, hidden)
         features = [merged]
         merger: Any
         for index, merger in zip(self.deep, self.deepstack_merger_list, strict=True):
-            squares = self.squares(outputs[index])
-            features.append((yield from in_rows(merger.forward, squares)))
+            features.append((yield from self.merged(merger, outputs[index])))
         return torch.cat(features, 1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:

@@ -7,7 +7,7 @@ the engine does, so the features have the same bits each time.
 
 import hashlib
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,19 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
-from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from radixrt.layers.linear import (
+    ColumnParallelLinear,
+    LinearLayer,
+    Projection,
+    RowParallelLinear,
+)
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot, parameter
 from radixrt.models.encoders import ACTIVATIONS, LayerNorm
 
 ROWS = 256
-"""Patches that are computed in one piece."""
+"""Patches that are computed in one piece at most."""
+PIECE = 1 << 29
+"""Products of two numbers in one piece, about: 5 to 10 ms of two cores."""
 
 ALONE = TensorParallel()
 """Each rank has the whole tower."""
 
 Pieces = Generator[None, None, Tensor]
 """A computation that may rest at each ``yield``; it returns its result."""
+
+Segments = Sequence[tuple[int, int]]
+"""Rows from and to of the patches that see one another."""
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -51,13 +61,51 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> RowParallelLinear:
     return RowParallelLinear(inputs, outputs, bias, ALONE)
 
 
-def in_rows(compute: Callable[..., Tensor], *inputs: Tensor) -> Pieces:
-    """Compute row by row, ``ROWS`` in a piece: the function takes those rows of each input."""
-    parts = []
-    for start in range(0, len(inputs[0]), ROWS):
-        parts.append(compute(*(one[start : start + ROWS] for one in inputs)))
+def products(*modules: nn.Module) -> int:
+    """The products of two numbers that a row takes in the linear layers of modules."""
+    parts = (part for module in modules for part in module.modules())
+    return sum(part.rows * part.columns for part in parts if isinstance(part, LinearLayer))
+
+
+def rows_of_piece(cost: int) -> int:
+    """How many rows are computed in one piece: a multiple of 16.
+
+    Args:
+        cost: the products of two numbers that a row takes.
+    """
+    return min(max(PIECE // (16 * cost), 1) * 16, ROWS)
+
+
+def in_rows(compute: Callable[..., Tensor], cost: int, *inputs: Tensor) -> Pieces:
+    """Compute row by row, some in a piece: the function takes those rows of each input.
+
+    Args:
+        cost: see :func:`rows_of_piece`.
+    """
+    rows, parts = rows_of_piece(cost), []
+    for start in range(0, len(inputs[0]), rows):
+        parts.append(compute(*(one[start : start + rows] for one in inputs)))
         yield
     return torch.cat(parts)
+
+
+def attend(projected: Tensor, segments: Segments, scale: float | None = None) -> Pieces:
+    """Attention of patches to those of their segment: query, key and value [patches, 3, heads,
+    head_dim] -> [patches, heads * head_dim]
+
+    Args:
+        scale: of the scores; None: that of the head dimension to the power of -0.5.
+    """
+    attended, width = [], projected[0, 0].numel()
+    for start, end in segments:
+        keys, values = projected[start:end, 1:].permute(1, 2, 0, 3)[:, None].unbind(0)
+        rows = rows_of_piece(2 * width * (end - start))
+        for first in range(start, end, rows):
+            query = projected[first : min(first + rows, end), 0].transpose(0, 1)[None]
+            found = F.scaled_dot_product_attention(query, keys, values, scale=scale)
+            attended.append(found[0].transpose(0, 1).flatten(1))
+            yield
+    return torch.cat(attended)
 
 
 class FlatConvolution(nn.Module):
@@ -120,20 +168,17 @@ class TowerLayer(nn.Module):
 
     def pieces(self, hidden: Tensor) -> Pieces:
         """[patches, hidden_size] of one picture -> the same"""
-        projected = yield from in_rows(self._project, hidden)
-        query, key, value = projected.unflatten(1, (3, self.heads, -1)).unbind(1)
-        keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
-
-        def attend(rows: Tensor, residual: Tensor) -> Tensor:
-            queries = rows.transpose(0, 1)[None]  # [1, heads, rows, head_dim]
-            attended = F.scaled_dot_product_attention(queries, keys, values)
-            return residual + self.out_proj.forward(attended[0].transpose(0, 1).flatten(1))
-
-        hidden = yield from in_rows(attend, query, hidden)
-        return (yield from in_rows(self._feed_forward, hidden))
+        projected = yield from in_rows(self._project, products(self.qkv_proj), hidden)
+        attended = yield from attend(projected, [(0, len(hidden))])
+        hidden = yield from in_rows(self._join, products(self.out_proj), attended, hidden)
+        return (yield from in_rows(self._feed_forward, products(self.fc1, self.fc2), hidden))
 
     def _project(self, hidden: Tensor) -> Tensor:
-        return self.qkv_proj.forward(self.layer_norm1(hidden))
+        projected = self.qkv_proj.forward(self.layer_norm1(hidden))
+        return projected.unflatten(1, (3, self.heads, -1))
+
+    def _join(self, attended: Tensor, residual: Tensor) -> Tensor:
+        return residual + self.out_proj.forward(attended)
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
         up = self.activate(self.fc1.forward(self.layer_norm2(hidden)))
@@ -167,7 +212,8 @@ class VisionTransformer(nn.Module):
         """[channels, height, width] of one picture -> [patches, hidden_size], behind the class
         vector if there is one"""
         (patches,) = self.patch_embedding.patches(pixels[None])
-        hidden = yield from in_rows(self.patch_embedding.proj.forward, patches)
+        embedding = self.patch_embedding.proj
+        hidden = yield from in_rows(embedding.forward, products(embedding), patches)
         if self.class_embedding is not None:
             hidden = torch.cat((self.class_embedding[None], hidden))
         hidden = hidden + self.positions()

@@ -49,7 +49,7 @@ def is_public(address: Address) -> bool:
     [True, False, False]
     """
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None,))[-1]
+        inner = address.ipv4_mapped or address.sixtofour
         if inner is not None:
             return is_public(inner)
         if address in _EMBEDS_IPV4:

@@ -10,18 +10,26 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
+from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.images import ImageRun, VisionInfo
+from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
+from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.families import FAMILIES
 from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
 from radixrt.tokenizer.images.spread import Spread
 from radixrt.tokenizer.prompt.breakpoints import Messages, substitute
 from radixrt.tokenizer.prompt.chat_template import RenderedChat
+from radixrt.tokenizer.vocabulary import Vocabulary
+
+NO_PLACEHOLDER = f"Images need --page-size {SHORTEST_PAGE} or more, and a tokenizer with a special token for them."
+"""Why images are refused although the model has a tower."""
 
 
 class Tile(NamedTuple):
@@ -47,6 +55,21 @@ class ImagePlacer:
         self._placeholder = placeholder
         self._family = FAMILIES[self.vision.family]
         self._mark = re.compile(re.escape(self._family.mark or placeholder))
+
+    @classmethod
+    def for_engine(
+        cls, info: EngineInfo, config: ServerConfig, vocabulary: Vocabulary
+    ) -> "ImagePlacer | None":
+        """Places images for the tower of an engine; None: it has none, its pages are too small, or
+        there is no token for images."""
+        if info.vision is None or info.page_size < SHORTEST_PAGE:
+            return None
+        placeholder = vocabulary.special_tokens.get(info.vision.image_token)
+        if placeholder is None:
+            return None
+        limits = ImageLimits(config.max_images, config.max_image_pixels, config.max_image_mib << 20)
+        processor = ImageProcessor(Path(config.model_path), info.vision, limits)
+        return cls(processor, placeholder.content)
 
     def prepare(self) -> None:
         """Load the processor ahead of the first image. An error is the request's that needs it."""

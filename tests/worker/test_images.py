@@ -1,0 +1,91 @@
+"""The tower's work between steps, and the life of features."""
+
+import math
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixrt.messages.images import DropImage, LoadImage
+from radixrt.worker.image_positions import ImagePart
+from radixrt.worker.images import BESIDE_STEPS_S, ImageFeatures
+
+PIECES = 4
+
+
+class Model:
+    """Stands for a model whose tower takes some pieces, and fails on negative pixels."""
+
+    dtype = torch.float32
+    whole_images = False
+
+    def __init__(self) -> None:
+        self.vision = self
+        self.worked: list[float] = []
+        """The pixel of each image, once a piece."""
+
+    def pieces(self, pixels: torch.Tensor) -> Generator[None, None, torch.Tensor]:
+        pixel = float(pixels.flatten()[0])
+        for number in range(PIECES):
+            self.worked.append(pixel)
+            if number:
+                yield
+        if pixel < 0:
+            raise RuntimeError("the pixels are bad")
+        return torch.full((2, 3), pixel)
+
+
+def load(pixel: float) -> LoadImage:
+    pixels = np.full((1, 3, 1, 1), pixel, dtype="<f4")
+    return LoadImage(key=key_of(pixel), pixels=pixels.tobytes(), shape=pixels.shape)
+
+
+def key_of(pixel: float) -> bytes:
+    return f"{pixel:032.0f}".encode()
+
+
+def features(*pixels: float, **settings: Any) -> ImageFeatures:
+    found = ImageFeatures(Model(), **settings)  # type: ignore[arg-type]
+    for pixel in pixels:
+        found.order(load(pixel))
+    return found
+
+
+def test_the_tower_rests_between_pieces_and_computes_the_oldest_image_first() -> None:
+    images = features(1.0, 2.0)
+    loaded = [images.work(0.0) for _ in range(2 * PIECES)]
+    assert [len(one) for one in loaded] == [0, 0, 0, 1] * 2
+    assert [one.key for some in loaded for one in some] == [key_of(1.0), key_of(2.0)]
+    assert not images.has_work
+    images.order(load(3.0))
+    images.order(load(4.0))
+    assert [one.key for one in images.work(math.inf)] == [key_of(3.0), key_of(4.0)]
+
+
+@pytest.mark.parametrize("max_step_s", [math.inf, 0.01])
+def test_beside_answers_the_tower_has_a_part_of_the_longest_step(max_step_s: float) -> None:
+    images = features(max_step_s=max_step_s)
+    assert images.beside_steps_s == (0.005 if max_step_s == 0.01 else BESIDE_STEPS_S)
+
+
+def test_an_image_on_which_the_tower_fails_is_answered_with_an_error() -> None:
+    images = features(-1.0, 2.0)
+    bad, good = images.work(math.inf)
+    assert bad.key == key_of(-1.0) and bad.error is not None and "the pixels are bad" in bad.error
+    assert good.key == key_of(2.0) and good.error is None
+    assert images.num_computed == 1 and not images.has_work
+
+
+def test_features_are_forgotten_with_their_image_alone() -> None:
+    images = features(1.0, 2.0)
+    images.work(math.inf)
+    images.order(DropImage(key_of(1.0)))
+    rows = images.rows([ImagePart(key_of(2.0), row=5, first=1, num_tokens=1)])
+    assert rows.rows.tolist() == [5] and rows.features.tolist() == [[2.0] * 3]
+    with pytest.raises(KeyError):
+        images.rows([ImagePart(key_of(1.0), row=0, first=0, num_tokens=1)])
+    images.order(load(1.0))
+    assert [one.key for one in images.work(math.inf)] == [key_of(1.0)]
+    assert images.num_computed == 3
