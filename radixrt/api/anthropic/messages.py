@@ -26,7 +26,7 @@ from radixrt.api.requests.protocol import refuse_fields
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.responses import report_extras
 from radixrt.api.state import Context
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import TokenizeCall
 
@@ -41,7 +41,7 @@ _refuse = partial(refuse_fields, names=REFUSED)
 @routes.takes("/v1/messages", MessagesRequest, _refuse)
 async def messages(fields: MessagesRequest, context: Context) -> Response:
     if fields.max_tokens is None:
-        raise RequestError("max_tokens is missing.", param="max_tokens")
+        raise wrong("max_tokens", "is missing")
     config, chat = context.state.config, to_chat(fields)
     if config.reasoning_parser == "none" or chat.continue_final_message:
         chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound

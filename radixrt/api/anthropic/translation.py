@@ -14,7 +14,7 @@ from radixrt.api.requests.protocol import (
     ChatMessage,
     GenerationFields,
 )
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.image_parts import image_part
 
 Blocks = str | list[dict[str, Any]]
@@ -120,9 +120,9 @@ def _template_kwargs(fields: MessagesRequest) -> dict[str, Any] | None:
     if fields.thinking is None:
         return fields.chat_template_kwargs
     if fields.thinking.type not in _THINKING:
-        raise RequestError(
-            f"thinking.type must be one of {', '.join(_THINKING)}, not {fields.thinking.type!r:.50}.",
-            param="thinking.type",
+        raise wrong(
+            "thinking.type",
+            f"must be one of {', '.join(_THINKING)}, not {fields.thinking.type!r:.50}",
         )
     chosen = {"enable_thinking": _THINKING[fields.thinking.type]}
     return chosen | (fields.chat_template_kwargs or {})
@@ -130,10 +130,7 @@ def _template_kwargs(fields: MessagesRequest) -> dict[str, Any] | None:
 
 def _response_format(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("type") != "json_schema" or "schema" not in given:
-        raise RequestError(
-            'output_config.format must be {"type": "json_schema", "schema": ...}.',
-            param="output_config.format",
-        )
+        raise wrong("output_config.format", 'must be {"type": "json_schema", "schema": ...}')
     return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
 
 
@@ -163,10 +160,7 @@ def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
         elif message.role in ("user", "system"):
             yield from _user_messages(message, f"{where}.content")
         else:
-            raise RequestError(
-                f"{where}.role must be user or assistant, not {message.role!r:.50}.",
-                param=f"{where}.role",
-            )
+            raise wrong(f"{where}.role", f"must be user or assistant, not {message.role!r:.50}")
 
 
 def _user_messages(message: InputMessage, where: str) -> Iterator[ChatMessage]:
@@ -223,7 +217,7 @@ def _assistant_message(content: Blocks, where: str) -> ChatMessage:
 def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = block.get("input", {})
     if not isinstance(arguments, dict):
-        raise RequestError(f"{where}.input must be an object.", param=f"{where}.input")
+        raise wrong(f"{where}.input", "must be an object")
     call = {
         "id": string_in(block, "id", where),
         "type": "function",
@@ -252,10 +246,10 @@ def _text(block: Any, where: str) -> dict[str, Any]:
     if isinstance(source, dict) and source.get("type") == "text":
         part = {"type": "text", "text": string_in(source, "data", f"{where}.source")}
         return part | {k: v for k, v in block.items() if k == "cache_control"}
-    raise RequestError(
-        f"{where} is of type {kind!r:.50}; this server takes text, images, plain-text documents, tool_use, tool_result and thinking "
-        "blocks.",
-        param=where,
+    raise wrong(
+        where,
+        f"is of type {kind!r:.50}; this server takes text, images, plain-text documents, tool_use, tool_result and thinking "
+        "blocks",
     )
 
 
@@ -307,8 +301,5 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | 
         name = string_in(choice, "name", "tool_choice")
         return {"type": "function", "function": {"name": name}}, parallel
     if not isinstance(kind, str) or kind not in _TOOL_CHOICES:
-        raise RequestError(
-            f"tool_choice.type must be auto, any, tool or none, not {kind!r:.50}.",
-            param="tool_choice.type",
-        )
+        raise wrong("tool_choice.type", f"must be auto, any, tool or none, not {kind!r:.50}")
     return _TOOL_CHOICES[kind], parallel

@@ -13,7 +13,7 @@ from radixrt.api.requests.options import request_id, request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import PromptRequest, RequestBody
 from radixrt.api.state import Context, Here
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.client.warming import DEFAULT_PIN_S, Pinned
 from radixrt.client.warming import pin as pin_prompt
 from radixrt.client.warming import warm as warm_prompt
@@ -278,17 +278,12 @@ def _check_release(fields: ReleaseRequest) -> None:
             param="lease",
         )
     if fields.lease == "":
-        raise RequestError(
-            "lease is empty; it must be the one that /v1/cache/pin returned.", param="lease"
-        )
+        raise wrong("lease", "is empty; it must be the one that /v1/cache/pin returned")
     if fields.session is not None:
         check_session(fields.session, "session")
     sessions = fields.sessions or []
     if len(sessions) > MAX_SESSIONS:
-        raise RequestError(
-            f"sessions may name {MAX_SESSIONS} of them at a time, not {len(sessions)}.",
-            param="sessions",
-        )
+        raise wrong("sessions", f"may name {MAX_SESSIONS} of them at a time, not {len(sessions)}")
     for index, session in enumerate(sessions):
         check_session(session, f"sessions[{index}]")
 
@@ -305,10 +300,7 @@ def _prompts(fields: MatchRequest, context: Context) -> list[Prompt]:
     given: list[Any] | None = fields.prompts if fields.orders is None else fields.orders
     name = "prompts" if fields.orders is None else "orders"
     if not given or len(given) > MAX_MATCHES:
-        raise RequestError(
-            f"{name} must have from 1 to {MAX_MATCHES} entries, not {len(given or ())}.",
-            param=name,
-        )
+        raise wrong(name, f"must have from 1 to {MAX_MATCHES} entries, not {len(given or ())}")
     special = fields.add_special_tokens is not False
     if fields.parts is not None and fields.orders is not None:
         ordered = [
@@ -330,5 +322,5 @@ def _prompt(
 
 def _ordered(parts: list[str], order: list[int], where: str) -> str:
     if not all(0 <= index < len(parts) for index in order):
-        raise RequestError(f"{where} must hold indices from 0 to {len(parts) - 1}.", param=where)
+        raise wrong(where, f"must hold indices from 0 to {len(parts) - 1}")
     return "".join(parts[index] for index in order)

@@ -33,7 +33,7 @@ from radixrt.api.requests.protocol import (
 )
 from radixrt.api.responses import report_extras
 from radixrt.api.state import Context, Here, ServerState
-from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.errors import EngineDiedError, RequestError, wrong
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
@@ -167,7 +167,7 @@ def _prompts(fields: NativeRequest, state: ServerState) -> tuple[list[Prompt], b
         return [TextPrompt(fields.text)], False
     if fields.text is not None:
         if not fields.text:
-            raise RequestError("text is an empty list; give at least one prompt.", param="text")
+            raise wrong("text", "is an empty list; give at least one prompt")
         check_answer_count(state.config, len(fields.text))
         return [TextPrompt(text) for text in fields.text], True
     ids, vocab_size = fields.input_ids or [], state.info.vocab_size
@@ -186,9 +186,8 @@ def _one_each(field: str, value: Any, count: int) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise RequestError(
-            f"{field} has {len(value)} entries for {count} prompts; give one, or one a prompt.",
-            param=field,
+        raise wrong(
+            field, f"has {len(value)} entries for {count} prompts; give one, or one a prompt"
         )
     return value
 
@@ -309,9 +308,7 @@ def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str
     """The name of the whole request, and one for each prompt."""
     if isinstance(rid, list):
         if len(rid) != count or len(set(rid)) != count:
-            raise RequestError(
-                f"rid must hold one different name for each of the {count} prompts.", param="rid"
-            )
+            raise wrong("rid", f"must hold one different name for each of the {count} prompts")
         names = [request_id("gen", name) for name in rid]
         return (names[0] if count == 1 else new_id("gen")), names
     name = request_id("gen", rid)
@@ -336,7 +333,7 @@ async def abort_request(context: Here) -> Response:
         return json_response({"success": True})
     rid = body.get("rid")
     if not isinstance(rid, str):
-        raise RequestError("rid must be the string that names a request.", param="rid")
+        raise wrong("rid", "must be the string that names a request")
     context.state.abort(rid, context.caller)
     return json_response({"success": True})
 

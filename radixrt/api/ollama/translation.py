@@ -16,7 +16,7 @@ from radixrt.api.requests.protocol import (
     RequestBody,
     refuse_fields,
 )
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.image_parts import image_base64
 from radixrt.kv.cache_hint import CacheHint
 
@@ -179,9 +179,7 @@ def completion_of(fields: GenerateRequest) -> CompletionRequest:
         RequestError: as in :func:`chat_of`.
     """
     if fields.images:
-        raise RequestError(
-            "images need the chat template, so neither raw nor suffix may be given.", param="images"
-        )
+        raise wrong("images", "need the chat template, so neither raw nor suffix may be given")
     top = fields.top_logprobs or 0
     return fields.translated(
         CompletionRequest,
@@ -227,7 +225,7 @@ def _response_format(given: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, dict):
         return {"type": "json_schema", "json_schema": {"schema": given}}
     if given != "json":
-        raise RequestError('format must be "json" or a JSON schema.', param="format")
+        raise wrong("format", 'must be "json" or a JSON schema')
     return {"type": "json_object"}
 
 
@@ -252,9 +250,7 @@ def seconds_of(keep_alive: float | str) -> float:
         return -seconds if keep_alive.startswith("-") else seconds
     if re.fullmatch(r"-?\d{1,9}", keep_alive):
         return float(keep_alive)
-    raise RequestError(
-        'keep_alive must be a number of seconds or a duration such as "5m".', param="keep_alive"
-    )
+    raise wrong("keep_alive", 'must be a number of seconds or a duration such as "5m"')
 
 
 def with_images(text: str, images: list[str] | None, where: str) -> str | list[dict[str, Any]]:
@@ -289,7 +285,7 @@ def _message(message: OllamaMessage, where: str) -> ChatMessage:
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{where} needs a function with a name.", param=where)
+        raise wrong(where, "needs a function with a name")
     arguments = json_text(function.get("arguments") or {}, f"{where}.function.arguments")
     translated = {"name": function["name"], "arguments": arguments}
     return {"id": call.get("id") or f"call_{where}", "type": "function", "function": translated}

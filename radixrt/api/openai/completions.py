@@ -23,7 +23,7 @@ from radixrt.api.responses import (
     value_events,
 )
 from radixrt.api.state import Context, ServerState
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import FimPrompt, GenerateRequest, Prompt, Tenant, TextPrompt
@@ -80,11 +80,11 @@ def prepare_completion(
     overrides = _overrides(fields, context.tenant, default_max_tokens)
     options = generation_options(fields, context, constraint, len(prompts), **overrides)
     if fields.best_of not in (None, options.sampling.n):
-        raise RequestError("best_of must equal n, or be left out.", param="best_of")
+        raise wrong("best_of", "must equal n, or be left out")
     if constraint is not None and fields.max_tokens == 0:
-        raise RequestError(
-            "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
-            param="max_tokens",
+        raise wrong(
+            "max_tokens",
+            "is 0, so there is no answer to hold to a constraint; leave one of them out",
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
     recorder = continuation.recorder(fields, response_id, str(fields.prompt))
@@ -149,7 +149,7 @@ def _overrides(
     overrides: dict[str, Any] = {"logprobs": fields.logprobs}
     if fields.max_tokens == 0:
         if not fields.echo:
-            raise RequestError("max_tokens must be at least 1 without echo.", param="max_tokens")
+            raise wrong("max_tokens", "must be at least 1 without echo")
         overrides["max_tokens"] = 1
     elif fields.max_tokens is None and default_max_tokens is not None:
         overrides["max_tokens"] = max(tenant.at_most(default_max_tokens), fields.min_tokens or 0)

@@ -15,7 +15,7 @@ from radixrt.api.requests.protocol import (
     GenerationFields,
     refuse_fields,
 )
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import wrong
 from radixrt.base.image_parts import image_part
 
 Items = str | list[dict[str, Any]]
@@ -80,9 +80,8 @@ def refuse_unsupported_fields(body: dict[str, Any]) -> None:
     """
     refuse_fields(body, _REFUSED)
     if body.get("truncation") not in (None, "disabled"):
-        raise RequestError(
-            'truncation must be "disabled" or left out: this server drops nothing of the input.',
-            param="truncation",
+        raise wrong(
+            "truncation", 'must be "disabled" or left out: this server drops nothing of the input'
         )
 
 
@@ -264,9 +263,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         return image_part(part, where)
     field = _TEXT_PARTS.get(str(kind))
     if field is None:
-        raise RequestError(
-            f"{where} is of type {kind!r:.50}; this server takes text and input_image.", param=where
-        )
+        raise wrong(where, f"is of type {kind!r:.50}; this server takes text and input_image")
     translated = {"type": "text", "text": string_in(part, field, where)}
     for name in ("cache_control", "prompt_cache_breakpoint"):
         if part.get(name) is not None:
@@ -314,15 +311,13 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("tools")
         if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
-            raise RequestError(
-                "tool_choice.tools must be a list of tools.", param="tool_choice.tools"
-            )
+            raise wrong("tool_choice.tools", "must be a list of tools")
         named = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(allowed)]
         inner = {"mode": choice.get("mode", "auto"), "tools": named}
         return {"type": "allowed_tools", "allowed_tools": inner}
-    raise RequestError(
-        'tool_choice must be "auto", "none", "required", or of the type function, custom or allowed_tools.',
-        param="tool_choice",
+    raise wrong(
+        "tool_choice",
+        'must be "auto", "none", "required", or of the type function, custom or allowed_tools',
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.base.sampling_params import MAX_LOGIT_BIAS
 from radixrt.kv.cache_hint import CacheHint
 
@@ -333,7 +333,7 @@ def refuse_fields(body: dict[str, Any], names: Iterable[str]) -> None:
     """
     for name in names:
         if body.get(name):
-            raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
+            raise wrong(name, "is not supported by this server; leave it out")
 
 
 def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None:
@@ -366,4 +366,4 @@ def check_lengths(body: Mapping[str, Any]) -> None:
 
 
 def _too_long(name: str, size: int, limit: int, unit: str) -> RequestError:
-    return RequestError(f"{name} has {size} {unit}; at most {limit} are taken.", param=name)
+    return wrong(name, f"has {size} {unit}; at most {limit} are taken")
