@@ -212,10 +212,8 @@ def _grouped(requests: list[GenerateRequest], max_concurrency: int) -> list[Gene
 
 
 def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:
-    """Raises:
-    RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them
-        too; an answer that is cut off without notice would be worse.
-    """
+    """Raises RequestError if a request asks for longer answers than its key may get. OpenAI's API
+    refuses them too; an answer that is cut off without notice would be worse."""
     limit = tenant.max_tokens
     asked = max(request.sampling.max_tokens or 0 for request in requests)
     if limit is not None and asked > limit:

@@ -73,9 +73,7 @@ class ChoiceQuestion:
     unconditional: bool = False
 
     def check(self) -> None:
-        """Raises:
-        RequestError: there is nothing to score.
-        """
+        """Raises RequestError if there is nothing to score."""
         if not self.choices:
             raise wrong("choices", "is empty; give at least one text")
         for index, choice in enumerate(self.choices):

@@ -187,9 +187,8 @@ def max_input_tokens(asked: int | None, info: EngineInfo) -> int | None:
 
 
 def check_embeds(info: PoolingInfo | None, dimensions: int | None) -> None:
-    """Raises:
-    RequestError: the model is a classifier, or its vectors cannot be cut to this length.
-    """
+    """Raises RequestError if the model is a classifier, or its vectors cannot be cut to this
+    length."""
     if info is None:
         return  # the tokenizer process refuses the prompts
     if info.task != "embed":

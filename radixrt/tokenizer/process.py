@@ -277,9 +277,7 @@ class TokenizerProcess:
             self._encoding.pop(request.request_id, None)
 
     def _encode(self, request: GenerateRequest) -> _Encoded:
-        """Raises:
-        RequestError: the prompt is invalid, or does not fit.
-        """
+        """Raises RequestError if the prompt is invalid, or does not fit."""
         options, sampling = request.options, request.sampling
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
@@ -323,10 +321,8 @@ class TokenizerProcess:
         return EncodedPrompt(None, ids)
 
     def _check_task(self, request: GenerateRequest) -> None:
-        """Raises:
-        RequestError: the request wants an answer of a model that gives numbers, or the other way
-            round.
-        """
+        """Raises RequestError if the request wants an answer of a model that gives numbers, or the
+        other way round."""
         pool, pooling = request.options.pool, self._info.pooling
         warms = request.sampling.max_tokens == 0 and not (pooling and pooling.whole_prompts)
         if pool is None and pooling is not None and not warms:

@@ -93,9 +93,7 @@ class _Message(Formatter):
         return event(part, part["type"])
 
     def end(self) -> bytes:
-        """Raises:
-        RequestError: the answer was aborted; the API has no other word for it.
-        """
+        """Raises RequestError if the answer was aborted; the API has no other word for it."""
         if self._is_aborted:
             raise RequestError("The request was aborted.", status=499, code="request_aborted")
         return super().end()

@@ -36,9 +36,7 @@ class Continuation:
 
     @staticmethod
     def find(fields: AnyContinuing, kind: Kind, context: Context) -> "Continuation":
-        """Raises:
-        RequestError: the fields don't fit each other, or there is no such conversation.
-        """
+        """Raises RequestError if the fields don't fit each other, or there is no such conversation."""
         conversations = context.state.conversations
         access_key = access_key_of(context.caller, fields.cache_salt)
         if fields.continue_from is None:
@@ -60,9 +58,7 @@ class Continuation:
 
     @staticmethod
     def find_one_prompt(fields: KeepRequest | PromptRequest, context: Context) -> "Continuation":
-        """Raises:
-        RequestError: there is not exactly one prompt, or there is no such conversation.
-        """
+        """Raises RequestError if there is not exactly one prompt, or there is no such conversation."""
         if (fields.messages is None) == (fields.prompt is None):
             raise RequestError("Give either messages or a prompt (a string).", param="messages")
         kind: Kind = "text" if fields.messages is None else "messages"

@@ -215,9 +215,7 @@ async def tree_for(context: Context, **view: Any) -> dict[str, Any]:
 
 
 async def _node(node: int, context: Context) -> CacheNode:
-    """Raises:
-    RequestError: the node has left the tree, or the caller is not an admin.
-    """
+    """Raises RequestError if the node has left the tree, or the caller is not an admin."""
     context.caller.check_admin("A node of the radix tree")
     return await context.call(CacheNodeCall(node))
 
@@ -269,9 +267,7 @@ def _warm_prompt(fields: WarmRequest, context: Context) -> Prompt:
 
 
 def _check_release(fields: ReleaseRequest) -> None:
-    """Raises:
-    RequestError: it does not name one thing to release.
-    """
+    """Raises RequestError if it does not name one thing to release."""
     if [fields.lease, fields.node, fields.session, fields.sessions].count(None) != 3:
         raise RequestError(
             "Give the lease to end, or the session that has ended, or the list of sessions, or the node to unpin: one of them.",
@@ -289,10 +285,8 @@ def _check_release(fields: ReleaseRequest) -> None:
 
 
 def _prompts(fields: MatchRequest, context: Context) -> list[Prompt]:
-    """Raises:
-    RequestError: neither prompts nor parts with orders are given, or too many; or one is not well
-        formed.
-    """
+    """Raises RequestError if neither prompts nor parts with orders are given, or too many; or one
+    is not well formed."""
     if (fields.prompts is None) == (fields.parts is None) or (fields.parts is None) != (
         fields.orders is None
     ):

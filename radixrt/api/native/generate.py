@@ -110,9 +110,7 @@ class PreparedGenerate(Prepared):
 
     @staticmethod
     def read(fields: NativeRequest, context: Context) -> "PreparedGenerate":
-        """Raises:
-        RequestError: a field is out of its range, or does not fit the others; names it.
-        """
+        """Raises RequestError if a field is out of its range, or does not fit the others; names it."""
         state = context.state
         prompts, is_batch = _prompts(fields, state)
         count = len(prompts)
@@ -195,9 +193,7 @@ def _one_each(field: str, value: Any, count: int) -> list[Any]:
 def _given_sampling(
     params: dict[str, Any] | list[dict[str, Any]] | None, count: int
 ) -> list[NativeSampling]:
-    """Raises:
-    RequestError: a value is of the wrong type, or can't be honoured; names the field.
-    """
+    """Raises RequestError if a value is of the wrong type, or can't be honoured; names the field."""
 
     def check(one: dict[str, Any]) -> NativeSampling:
         with native_names():
@@ -251,9 +247,8 @@ def _sampling(
 def _constraint(
     given: NativeSampling, sampling: SamplingParams, state: ServerState
 ) -> Constraint | None:
-    """Raises:
-    RequestError: there are several, or one is not well formed, or there will be no answer.
-    """
+    """Raises RequestError if there are several, or one is not well formed, or there will be no
+    answer."""
     structured = asked_constraint(given, state.config, "sampling_params.").constraint
     with native_names():
         check_sampling(structured, sampling)
@@ -266,10 +261,8 @@ def _constraint(
 
 
 def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
-    """Raises:
-    RequestError: a constraint is in a field where this endpoint has none, or a field is not
-        supported.
-    """
+    """Raises RequestError if a constraint is in a field where this endpoint has none, or a field is
+    not supported."""
     refuse_unsupported(body, also=("max_reasoning_tokens",))
     for name in set(ConstraintFields.__struct_fields__).difference(RequestBody.__struct_fields__):
         if name not in allowed and body.get(name) is not None:

@@ -132,10 +132,8 @@ REFUSED = ("template", "context", "width", "height", "steps")
 
 
 def refuse_in_generate(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore, such as those of
-        tools.
-    """
+    """Raises RequestError if the body has a field that this server would have to ignore, such as
+    those of tools."""
     for name in ("tools", "tool_choice"):
         if body.get(name) not in (None, [], "none", "auto"):
             raise RequestError(
@@ -151,9 +149,7 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
-    """Raises:
-    RequestError: a field is not supported or malformed; names it.
-    """
+    """Raises RequestError if a field is not supported or malformed; names it."""
     messages = [
         _message(message, f"messages[{index}]")
         for index, message in enumerate(fields.messages or ())
@@ -162,9 +158,7 @@ def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
 
 
 def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:
-    """Raises:
-    RequestError: as in :func:`chat_of`.
-    """
+    """Raises RequestError as in :func:`chat_of`."""
     content = with_images(fields.prompt or "", fields.images, "images")
     messages = [ChatMessage(role="user", content=content)]
     if fields.system:

@@ -33,10 +33,8 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def _refuse_unsupported_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore, such as those of
-        tools.
-    """
+    """Raises RequestError if the body has a field that this server would have to ignore, such as
+    those of tools."""
     if body.get("tools") or body.get("tool_choice") not in (None, "none", "auto"):
         raise RequestError(
             "A completion calls no tools; leave tools and tool_choice out, or send a chat to /v1/chat/completions.",
@@ -121,9 +119,8 @@ def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str 
 
 
 def _with_suffix(prompts: list[Prompt], suffix: str, fields: CompletionRequest) -> list[Prompt]:
-    """Raises:
-    RequestError: a prompt is not text, or another field needs a prompt that is one text.
-    """
+    """Raises RequestError if a prompt is not text, or another field needs a prompt that is one
+    text."""
     for name in ("echo", "keep", "continue_from"):
         if getattr(fields, name):
             raise RequestError(f"suffix and {name} exclude each other.", param=name)

@@ -75,9 +75,7 @@ _REFUSED = (*UNSUPPORTED, "background", "conversation", "prompt", "moderation")
 
 
 def refuse_unsupported_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore.
-    """
+    """Raises RequestError if the body has a field that this server would have to ignore."""
     refuse_fields(body, _REFUSED)
     if body.get("truncation") not in (None, "disabled"):
         raise wrong(

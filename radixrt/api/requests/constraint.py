@@ -208,9 +208,7 @@ def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> 
 
 
 def _refuse_other_keys(value: dict[str, Any], known: set[str], param: str) -> None:
-    """Raises:
-    RequestError: the value has a key that would have to be ignored.
-    """
+    """Raises RequestError if the value has a key that would have to be ignored."""
     for name in value.keys() - known:
         raise RequestError(
             f"{param}: {shown(name)} is not supported; leave it out. There are {', '.join(sorted(known))}.",

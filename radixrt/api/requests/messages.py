@@ -42,9 +42,7 @@ _skipped: set[tuple[str, str]] = set()
 
 
 def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Raises:
-    RequestError: a role is unknown, or a message is not text.
-    """
+    """Raises RequestError if a role is unknown, or a message is not text."""
     return [
         _to_template_message(message, f"messages[{index}]")
         for index, message in enumerate(messages)

@@ -63,9 +63,7 @@ def request_id(prefix: str, *chosen: str | None) -> str:
 
 
 def check_answer_count(config: ServerConfig, num_prompts: int, n: int = 1) -> None:
-    """Raises:
-    RequestError: one HTTP request asks for more answers than the queue can ever hold.
-    """
+    """Raises RequestError if one HTTP request asks for more answers than the queue can ever hold."""
     if num_prompts * n > config.max_queued_requests:
         raise RequestError(
             f"The request asks for {num_prompts * n} answers ({num_prompts} prompts, n={n}); this "

@@ -119,9 +119,7 @@ def parse_prompts(
 
 
 def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> TokenPrompt:
-    """Raises:
-    RequestError: it is empty, or not a list of token ids of the vocabulary.
-    """
+    """Raises RequestError if it is empty, or not a list of token ids of the vocabulary."""
     if not ids:
         raise wrong(field, "is empty; give at least one token")
     if set(map(type, ids)) != {int}:  # bools would count as integers

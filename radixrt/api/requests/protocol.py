@@ -269,9 +269,7 @@ class Prediction(msgspec.Struct, kw_only=True):
     """A text, or parts of type "text"."""
 
     def text(self) -> str:
-        """Raises:
-        RequestError: it is not of the kind "content", or a part is not text.
-        """
+        """Raises RequestError if it is not of the kind "content", or a part is not text."""
         if self.type != "content":
             raise RequestError(
                 f'prediction.type must be "content", not {shown(self.type)}.', param="prediction"
@@ -328,18 +326,16 @@ _WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
 
 
 def refuse_fields(body: dict[str, Any], names: Iterable[str]) -> None:
-    """Raises:
-    RequestError: the body has one of these fields, which the server would have to ignore.
-    """
+    """Raises RequestError if the body has one of these fields, which the server would have to
+    ignore."""
     for name in names:
         if body.get(name):
             raise wrong(name, "is not supported by this server; leave it out")
 
 
 def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None:
-    """Raises:
-    RequestError: the body has a field that this version does not support, or one of ``also``.
-    """
+    """Raises RequestError if the body has a field that this version does not support, or one of
+    ``also``."""
     for name in (*UNSUPPORTED, *also):
         value = body.get(name)
         asks = value is not None and value is not False and value not in ("", [])
@@ -352,9 +348,7 @@ def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None
 
 
 def check_lengths(body: Mapping[str, Any]) -> None:
-    """Raises:
-    RequestError: a field is too long; names it and its limit.
-    """
+    """Raises RequestError if a field is too long; names it and its limit."""
     for name, limit in MAX_ENTRIES.items():
         value = body.get(name)
         if isinstance(value, list | dict) and len(value) > limit:
