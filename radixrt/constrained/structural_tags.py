@@ -326,11 +326,6 @@ def _other_token(given: fields.Object, where: str) -> Tokens:
     return Tokens(tokens=_excluded_tokens(given, where), excluded=True)
 
 
-def _any_tokens(given: fields.Object, where: str) -> Repeated:
-    most = _max_tokens(given, where)
-    return Repeated(content=_other_token(given, where), least=0, most=most)
-
-
 def _any_text(given: fields.Object, where: str) -> AnyText:
     excludes, most = _excludes(given, where), _max_tokens(given, where)
     if excludes and most is not None:
@@ -433,7 +428,7 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[fields.Object, str], Format
     "repeat": (("content", "min", "max"), _repeat),
     "token": (("token",), _token),
     "exclude_token": (("exclude_tokens",), _other_token),
-    "any_tokens": (("exclude_tokens", "max_tokens"), _any_tokens),
+    "any_tokens": (("exclude_tokens", "max_tokens"), lambda g, where: Repeated(content=_other_token(g, where), least=0, most=_max_tokens(g, where))),
     "token_triggered_tags": (("trigger_tokens", "tags", "exclude_tokens", "at_least_one", "stop_after_first"), _token_triggered_tags),
     "token_dispatch": (("rules", "loop", "exclude_tokens"), _token_dispatch),
 }  # fmt: skip

@@ -22,7 +22,7 @@ from radixrt.api.http.events import event, json_response
 from radixrt.api.logprobs import KeptMass, chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
-from radixrt.api.requests.protocol import refuse_fields
+from radixrt.api.requests.protocol import refuse_unsupported
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.responses import report_extras
 from radixrt.api.state import Context
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 routes = Endpoints()
-_refuse = partial(refuse_fields, names=REFUSED)
+_refuse = partial(refuse_unsupported, also=REFUSED)
 
 
 @routes.takes("/v1/messages", MessagesRequest, _refuse)

@@ -6,15 +6,20 @@ from typing import Any
 
 import msgspec
 
-from radixrt.api.requests.messages import json_text, string_in, text_parts, warn_of_skipped
+from radixrt.api.requests.messages import (
+    json_text,
+    read_cache_control,
+    string_in,
+    text_parts,
+    warn_of_skipped,
+)
 from radixrt.api.requests.protocol import (
-    UNSUPPORTED,
     CacheControl,
     ChatCompletionRequest,
     ChatMessage,
     GenerationFields,
 )
-from radixrt.base.errors import RequestError, wrong
+from radixrt.base.errors import wrong
 from radixrt.base.image_parts import image_part
 
 Blocks = str | list[dict[str, Any]]
@@ -70,8 +75,8 @@ class CountTokensRequest(MessagesRequest, kw_only=True):
     """The fields of a request for a message, of which only those of the prompt are read."""
 
 
-REFUSED = (*UNSUPPORTED, "mcp_servers", "container", "inference_geo")
-"""Fields that would change the answer: those that chat refuses, and further ones."""
+REFUSED = ("mcp_servers", "container", "inference_geo")
+"""Fields that would change the answer, beside those that chat refuses."""
 
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -183,12 +188,12 @@ def _user_messages(message: InputMessage, where: str) -> Iterator[ChatMessage]:
 
 
 def _result_message(block: dict[str, Any], where: str) -> ChatMessage:
-    content = block.get("content") or ""
+    content, mark = block.get("content") or "", block.get("cache_control")
     return ChatMessage(
         role="tool",
         tool_call_id=string_in(block, "tool_use_id", where),
         content=content if isinstance(content, str) else _texts(content, f"{where}.content"),
-        cache_control=_mark(block, where),
+        cache_control=None if mark is None else read_cache_control(mark, f"{where}.cache_control"),
     )
 
 
@@ -251,17 +256,6 @@ def _text(block: Any, where: str) -> dict[str, Any]:
         f"is of type {kind!r:.50}; this server takes text, images, plain-text documents, tool_use, tool_result and thinking "
         "blocks",
     )
-
-
-def _mark(block: dict[str, Any], where: str) -> CacheControl | None:
-    if block.get("cache_control") is None:
-        return None
-    try:
-        return msgspec.convert(block["cache_control"], CacheControl)
-    except msgspec.ValidationError as error:
-        raise RequestError(
-            f"{where}.cache_control: {error}.", param=f"{where}.cache_control"
-        ) from error
 
 
 # ---------------------------------------------------------------- tools

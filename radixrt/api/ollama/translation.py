@@ -14,7 +14,7 @@ from radixrt.api.requests.protocol import (
     CompletionRequest,
     GenerationFields,
     RequestBody,
-    refuse_fields,
+    refuse_unsupported,
 )
 from radixrt.base.errors import RequestError, wrong
 from radixrt.base.image_parts import image_base64
@@ -140,7 +140,7 @@ def refuse_in_generate(body: dict[str, Any]) -> None:
                 "/api/generate calls no tools; leave tools and tool_choice out, or send a chat to /api/chat.",
                 param=name,
             )
-    refuse_fields(body, REFUSED)
+    refuse_unsupported(body, REFUSED)
 
 
 _OPTIONS = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}

@@ -6,9 +6,7 @@ from typing import Any
 from fastapi import Response
 
 from radixrt.api.answering import ChoiceDelta, OpenAIFormatter, PreparedRequest, respond
-from radixrt.api.conversations.continuation import (
-    Continuation,
-)
+from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.logprobs import KeptMass, chat_logprobs
 from radixrt.api.requests.constraint import asked_constraint, streams_values

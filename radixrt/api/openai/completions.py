@@ -7,9 +7,7 @@ import msgspec
 from fastapi import Response
 
 from radixrt.api.answering import ChoiceDelta, OpenAIFormatter, PreparedRequest, respond
-from radixrt.api.conversations.continuation import (
-    Continuation,
-)
+from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.logprobs import CompletionLogprobs, KeptMass
 from radixrt.api.requests.constraint import asked_constraint, streams_values

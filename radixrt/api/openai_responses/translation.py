@@ -9,11 +9,10 @@ import msgspec
 
 from radixrt.api.requests.messages import string_in, text_parts, warn_of_skipped
 from radixrt.api.requests.protocol import (
-    UNSUPPORTED,
     ChatCompletionRequest,
     ChatMessage,
     GenerationFields,
-    refuse_fields,
+    refuse_unsupported,
 )
 from radixrt.base.errors import wrong
 from radixrt.base.image_parts import image_part
@@ -70,13 +69,13 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     replay_reasoning: bool | None = None
 
 
-_REFUSED = (*UNSUPPORTED, "background", "conversation", "prompt", "moderation")
-"""Fields that would change the answer: those that chat refuses, and further ones."""
+_REFUSED = ("background", "conversation", "prompt", "moderation")
+"""Fields that would change the answer, beside those that chat refuses."""
 
 
 def refuse_unsupported_fields(body: dict[str, Any]) -> None:
     """Raises RequestError if the body has a field that this server would have to ignore."""
-    refuse_fields(body, _REFUSED)
+    refuse_unsupported(body, _REFUSED)
     if body.get("truncation") not in (None, "disabled"):
         raise wrong(
             "truncation", 'must be "disabled" or left out: this server drops nothing of the input'
@@ -162,7 +161,9 @@ def _messages(items: Items | None) -> Iterator[ChatMessage]:
                 yield open_turn
                 open_turn = None
             yield message
-        elif open_turn is None or (message.reasoning_content and _has_answered(open_turn)):
+        elif open_turn is None or (
+            message.reasoning_content and (open_turn.content or open_turn.tool_calls)
+        ):
             if open_turn is not None:
                 yield open_turn
             open_turn = message
@@ -170,10 +171,6 @@ def _messages(items: Items | None) -> Iterator[ChatMessage]:
             _join(open_turn, message)
     if open_turn is not None:
         yield open_turn
-
-
-def _has_answered(message: ChatMessage) -> bool:
-    return bool(message.content or message.tool_calls)
 
 
 def _join(turn: ChatMessage, message: ChatMessage) -> None:

@@ -123,10 +123,6 @@ def _in_order(constraint: Constraint | None, order: str | None, prefix: str) -> 
     return msgspec.structs.replace(constraint, any_order=any_order)
 
 
-def _llama_cpp_grammar(value: str, param: str) -> Constraint | None:
-    return requests.ebnf(value, param) if value else None
-
-
 Reader = Callable[[Any, str], Constraint | None]
 """Makes a constraint of a field's value; None: no constraint. The second argument is the field's
 name in errors."""
@@ -140,7 +136,7 @@ _READERS: dict[str, Reader] = {
     "json_schema": requests.json_schema,
     "regex": requests.regex,
     "ebnf": requests.ebnf,
-    "grammar": _llama_cpp_grammar,
+    "grammar": lambda text, param: requests.ebnf(text, param) if text else None,
     "structural_tag": structural_tag,
 }
 """The reader of each field."""
@@ -164,16 +160,12 @@ def _structured_outputs(
     return _read(_OUTPUT_READERS, value, f"{param}.")
 
 
-def _json_object(value: bool, param: str) -> Constraint | None:
-    return requests.any_json() if value else None
-
-
 _OUTPUT_READERS: dict[str, Reader] = {
     "json": requests.json_schema,
     "regex": requests.regex,
     "choice": requests.choice,
     "grammar": requests.grammar,
-    "json_object": _json_object,
+    "json_object": lambda asked, _: requests.any_json() if asked else None,
     "structural_tag": structural_tag,
 }
 """The reader of each field of :class:`StructuredOutputs`."""

@@ -171,7 +171,7 @@ def _message_marks(messages: list[ChatMessage]) -> Iterator[tuple[int, CacheCont
         for name, marked in (("content", parts), ("tool_calls", message.tool_calls or [])):
             for number, part in enumerate(marked):
                 if (mark := part.get("cache_control")) is not None:
-                    yield index, _parsed(mark, f"{where}.{name}[{number}].cache_control")
+                    yield index, read_cache_control(mark, f"{where}.{name}[{number}].cache_control")
 
 
 def _openai_breakpoints(
@@ -204,7 +204,7 @@ def _tool_marks(tools: list[dict[str, Any]]) -> Iterator[tuple[int, CacheControl
                 f"to tools[{len(tools) - 1}].",
                 param=where,
             )
-        yield TOOLS, _parsed(mark, where)
+        yield TOOLS, read_cache_control(mark, where)
 
 
 def _mark_on(tool: dict[str, Any]) -> Any:
@@ -222,7 +222,8 @@ def _unmarked(tool: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _parsed(mark: Any, where: str) -> CacheControl:
+def read_cache_control(mark: Any, where: str) -> CacheControl:
+    """Raises RequestError if the mark is malformed; names its place."""
     try:
         return _checked(msgspec.convert(mark, CacheControl), where)
     except msgspec.ValidationError as error:

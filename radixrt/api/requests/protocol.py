@@ -1,7 +1,7 @@
 """The fields of requests, as structs; their greatest lengths; and the unsupported fields, which are
 refused rather than ignored."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -325,20 +325,12 @@ _WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
 """Values of unsupported fields that change nothing and are accepted."""
 
 
-def refuse_fields(body: dict[str, Any], names: Iterable[str]) -> None:
-    """Raises RequestError if the body has one of these fields, which the server would have to
-    ignore."""
-    for name in names:
-        if body.get(name):
-            raise wrong(name, "is not supported by this server; leave it out")
-
-
 def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None:
     """Raises RequestError if the body has a field that this version does not support, or one of
     ``also``."""
     for name in (*UNSUPPORTED, *also):
         value = body.get(name)
-        asks = value is not None and value is not False and value not in ("", [])
+        asks = value is not None and value is not False and value not in ("", [], {})
         if asks and value != _WITHOUT_EFFECT.get(name):
             raise RequestError(
                 f"{name} is not supported by this version of the server; leave it out.",
