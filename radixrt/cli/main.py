@@ -12,10 +12,9 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.server_url import local_url
 from radixrt.bench import arguments as bench_flags
 from radixrt.cli import arguments as flags
+from radixrt.cli.arguments import Declare
 from radixrt.cli.config_flags import add_arguments, config_from_arguments, configs_from_arguments
 
-Declare = Callable[[argparse.ArgumentParser], None]
-"""Declares the flags of a command."""
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns its exit status."""
 
@@ -154,25 +153,25 @@ def _runs(module: str, *, extra: str = "server", takes_config: bool = False) -> 
 
 
 _COMMANDS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
-    "serve": ("serve a model over an OpenAI-compatible HTTP API", (flags.add_served_model, add_arguments), _serve),
-    "run": ("chat in the terminal, with the server on this machine or one that ends with the chat", (flags.add_run_arguments, add_arguments), _runs("cli.chat.command:run_local", takes_config=True)),
-    "chat": ("chat in the terminal, with any OpenAI-compatible server", (flags.add_remote_arguments,), _runs("cli.chat.command:run_remote")),
-    "launch": ("run a coding agent with a server, and report what the cache saved", (flags.add_launch_arguments, add_arguments), _runs("cli.launch.command", takes_config=True)),
-    "top": ("watch a server's KV cache", (flags.add_top_arguments,), _runs("cli.top")),
-    "lint-prompts": ("find the causes of cache misses in recorded requests", (flags.add_lint_prompts_arguments,), _runs("cli.lint.report")),
-    "doctor": ("check this machine, and say what to do", (flags.add_doctor_arguments,), _runs("cli.doctor.command")),
-    "models": ("list the checkpoints that are on this machine", (flags.add_models_arguments,), _runs("cli.doctor.models")),
-    "completion": ('print a script for the shell: eval "$(radixrt completion bash)"', (flags.add_completion_arguments,), _completion),
-    "lint-schema": ("say what of JSON schemas is exact, checked after generation, and slow", (flags.add_lint_schema_arguments,), _runs("cli.lint.schema")),
-    "verify": ("compute an answer again by its receipt, and compare", (flags.add_verify_arguments,), _runs("cli.verify")),
-    "key": ("make API keys", (flags.add_key_arguments,), _new_key),
+    "serve": ("serve a model over an OpenAI-compatible HTTP API", (*flags.SERVE, add_arguments), _serve),
+    "run": ("chat in the terminal, with the server on this machine or one that ends with the chat", (*flags.RUN, add_arguments), _runs("cli.chat.command:run_local", takes_config=True)),
+    "chat": ("chat in the terminal, with any OpenAI-compatible server", flags.REMOTE, _runs("cli.chat.command:run_remote")),
+    "launch": ("run a coding agent with a server, and report what the cache saved", (*flags.LAUNCH, add_arguments), _runs("cli.launch.command", takes_config=True)),
+    "top": ("watch a server's KV cache", flags.TOP, _runs("cli.top")),
+    "lint-prompts": ("find the causes of cache misses in recorded requests", flags.LINT_PROMPTS, _runs("cli.lint.report")),
+    "doctor": ("check this machine, and say what to do", flags.DOCTOR, _runs("cli.doctor.command")),
+    "models": ("list the checkpoints that are on this machine", flags.MODELS, _runs("cli.doctor.models")),
+    "completion": ('print a script for the shell: eval "$(radixrt completion bash)"', flags.COMPLETION, _completion),
+    "lint-schema": ("say what of JSON schemas is exact, checked after generation, and slow", flags.LINT_SCHEMA, _runs("cli.lint.schema")),
+    "verify": ("compute an answer again by its receipt, and compare", flags.VERIFY, _runs("cli.verify")),
+    "key": ("make API keys", (flags.new_key,), _new_key),
 }  # fmt: skip
 """Help text, flags and function of each command but ``bench`` and ``cache``."""
 
 _CACHE_ACTIONS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
-    "info": ("show a folder of --cache-dir, or a bundle", (flags.add_cache_info_arguments,), _runs("cli.cache.command:info")),
-    "export": ("compute the KV of texts and write it to a bundle", (flags.add_cache_export_arguments, add_arguments), _runs("cli.cache.command:export", takes_config=True)),
-    "import": ("add a bundle to a folder of --cache-dir", (flags.add_cache_import_arguments,), _runs("cli.cache.command:import_")),
+    "info": ("show a folder of --cache-dir, or a bundle", flags.CACHE_INFO, _runs("cli.cache.command:info")),
+    "export": ("compute the KV of texts and write it to a bundle", (*flags.CACHE_EXPORT, add_arguments), _runs("cli.cache.command:export", takes_config=True)),
+    "import": ("add a bundle to a folder of --cache-dir", flags.CACHE_IMPORT, _runs("cli.cache.command:import_")),
 }  # fmt: skip
 """Help text, flags and function of each action of ``radixrt cache``."""
 
