@@ -139,7 +139,9 @@ class CausalLM(KernelLayer):
         self.tp = tp
         self.vocab_size: int = config.vocab_size
         self.dtype = torch.get_default_dtype()
-        of_config = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "")
+        of_config: Any = getattr(config, "hidden_activation", None) or getattr(
+            config, "hidden_act", ""
+        )
         self.activation = self.activation or of_config
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
         rotaries = {kind: self.rotary(context_length, kind) for kind in set(kinds)}

@@ -28,7 +28,7 @@ _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 class MixtralForCausalLM(MistralForCausalLM):
     """Each token goes to two experts, whose weights are scaled to sum to one."""
 
-    router_class = Router
+    router_class: type[Router] = Router
 
     def mlp(self, index: int) -> SparseMoE:
         config = self.config
