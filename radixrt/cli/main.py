@@ -81,25 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
-    for name, (help, declarations, run) in _COMMANDS.items():
-        command = commands.add_parser(name, help=help)
+    _add_commands(commands, _COMMANDS)
+    cache = commands.add_parser("cache", help="show KV on disk, and ship it as files")
+    _add_commands(cache.add_subparsers(required=True, metavar="ACTION"), _CACHE_ACTIONS)
+    bench = commands.add_parser("bench", help="measure")
+    _add_commands(bench.add_subparsers(required=True, metavar="BENCHMARK"), _BENCHMARKS)
+    return parser
+
+
+def _add_commands(parent: Any, table: "dict[str, tuple[str, tuple[Declare, ...], Run]]") -> None:
+    for name, (help, declarations, run) in table.items():
+        command = parent.add_parser(name, help=help)
         for declare in declarations:
             declare(command)
         command.set_defaults(run=run)
-    cache = commands.add_parser("cache", help="show KV on disk, and ship it as files")
-    actions = cache.add_subparsers(required=True, metavar="ACTION")
-    for name, (help, declarations, run) in _CACHE_ACTIONS.items():
-        action = actions.add_parser(name, help=help)
-        for declare in declarations:
-            declare(action)
-        action.set_defaults(run=run)
-    bench = commands.add_parser("bench", help="measure")
-    benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
-    for name, (help, declare, module) in _BENCHMARKS.items():
-        benchmark = benchmarks.add_parser(name, help=help)
-        declare(benchmark)
-        benchmark.set_defaults(run=_runs(f"bench.{module}", extra="bench"))
-    return parser
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -175,12 +170,12 @@ _CACHE_ACTIONS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
 }  # fmt: skip
 """Help text, flags and function of each action of ``radixrt cache``."""
 
-_BENCHMARKS: dict[str, tuple[str, Declare, str]] = {
-    "serve": ("load a server and measure its latencies", bench_flags.add_arguments, "serve"),
-    "structured": ("hold schemas' instances against the router and each grammar library", bench_flags.add_structured_arguments, "structured"),
-    "cache": ("replay recorded traffic through the scheduler and compare cache policies", bench_flags.add_cache_arguments, "cache.benchmark"),
+_BENCHMARKS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
+    "serve": ("load a server and measure its latencies", (bench_flags.add_arguments,), _runs("bench.serve", extra="bench")),
+    "structured": ("hold schemas' instances against the router and each grammar library", (bench_flags.add_structured_arguments,), _runs("bench.structured", extra="bench")),
+    "cache": ("replay recorded traffic through the scheduler and compare cache policies", (bench_flags.add_cache_arguments,), _runs("bench.cache.benchmark", extra="bench")),
 }  # fmt: skip
-"""Help text, flags and module of :mod:`radixrt.bench` of each benchmark."""
+"""Help text, flags and function of each benchmark."""
 
 if __name__ == "__main__":
     main()
