@@ -64,7 +64,7 @@ class RealEngine(InThreads):
 
         runner._admit = watch
         runner.draft_price = fixed_draft_price()
-        runner._forward = written.forward
+        runner._forward.run = written.forward  # type: ignore[method-assign]
         for message in self._messages(process._inbox):
             if isinstance(message, StepPlan):
                 # Unknown times: plans would depend on the load of the machine.

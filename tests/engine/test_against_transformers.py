@@ -184,13 +184,13 @@ def test_questions_on_shared_documents_read_them_once_and_are_answered_as_alone(
     prompts = [documents[i % 2] + [rng.randrange(3, 380) for _ in range(3 + i)] for i in range(6)]
     engine = InProcessEngine(checkpoint("llama"), page_size=16, attention_backend=backend)
     groups = []
-    plan = engine.runner._backend.plan
+    plan = engine.runner._forward._backend.plan
 
     def watched(metadata: AttentionMetadata) -> None:
         if metadata.shared_prefixes is not None:
             groups.append(metadata.shared_prefixes.num_pages.tolist())
         plan(metadata)
 
-    engine.runner._backend.plan = watched  # type: ignore[method-assign]
+    engine.runner._forward._backend.plan = watched  # type: ignore[method-assign]
     assert engine.generate(prompts) == transformers_greedy("llama", prompts)
     assert [4, 4] in groups, "four whole pages of each document"

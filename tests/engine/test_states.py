@@ -48,7 +48,7 @@ def poison(engine: InProcessEngine) -> None:
     """Fill all pages and states that hold nothing of use with NaN."""
     kv, runner = engine.scheduler.state.kv, engine.runner
     free_pages = torch.from_numpy(kv.allocator.free_pages()).long()
-    for tensor in (tensor for layer in runner._context.kv_caches for tensor in layer):
+    for tensor in (tensor for layer in runner.kv_caches for tensor in layer):
         tensor[free_pages] = torch.nan
     states = runner._states
     kept = {states._num_slots + row for row in kv.states.pages()}
