@@ -366,10 +366,10 @@ class Churn:
         self.mover.take(order)
         return disk
 
-    def evict(self, disk: DiskPages, first_token: int) -> None:
-        """Let all pages of memory be used twice, written and evicted."""
+    def evict(self, disk: DiskPages, token: int) -> None:
+        """Let all pages of memory be used twice, written and evicted: a prompt of one token."""
         pages = np.arange(NUM_PAGES, dtype=np.int32)
-        tokens = np.arange(first_token, first_token + NUM_PAGES * PAGE_SIZE, dtype=np.int32)
+        tokens = np.full(NUM_PAGES * PAGE_SIZE, token, dtype=np.int32)
         disk.names.stored(BASE_ROOT, None, tokens, pages)
         disk.begin_plan()
         disk.used(pages)
@@ -389,7 +389,7 @@ def test_evictions_keep_disk_and_memory_within_the_quota(tmp_path: Path) -> None
     process, rounds = psutil.Process(), max(2, EVICTIONS // NUM_PAGES)
     settled, most = 0, 0
     for number in range(rounds):
-        churn.evict(disk, number * NUM_PAGES * PAGE_SIZE)
+        churn.evict(disk, number)
         if number % 200 == 199 or number == rounds - 1:
             disk._journal.wait()
             most = max(most, used_bytes(disk.directory.path))
@@ -406,7 +406,7 @@ def test_the_quota_is_that_of_all_replicas_together(tmp_path: Path) -> None:
     for replica in range(2):
         disk = churn.open(tmp_path / "cache", quota, replica, replicas=2)
         for number in range(40):
-            churn.evict(disk, number * NUM_PAGES * PAGE_SIZE)
+            churn.evict(disk, number)
         assert disk.dropped_pages > 0
         disk.close()
     folders = [used_bytes(folder) for folder in replica_folders(tmp_path / "cache")]
