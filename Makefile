@@ -40,11 +40,11 @@ test-isas: install ## Run the tests with the kernels of old processors, as with 
 	$(MAKE) test-avx2
 	$(MAKE) test
 
-test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary; minutes
-	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py $(ARGS)
+test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary, and replays of traces with every policy; minutes
+	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py tests/bench/test_bench_cache.py tests/bench/test_exact_order.py $(ARGS)
 
-test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary; many minutes
-	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest tests/scheduler/test_stateful.py --timeout 0 $(ARGS)
+test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary, and longer floods; many minutes
+	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
 
 test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, and in a crowded pool; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py tests/engine/test_draft_heads.py tests/engine/test_mtp.py --timeout 0 $(ARGS)
@@ -124,7 +124,7 @@ test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clien
 	RADIXRT_CACHE_KILLS=50 RADIXRT_CACHE_CLIENTS=32 RADIXRT_DAMAGES=10000 RADIXRT_EVICTIONS=1000000 $(BIN)/python -m pytest --timeout 0 tests/server/test_cache_dir.py tests/worker/test_page_mover.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_against_transformers.py tests/engine/test_images.py tests/server/test_images.py $(ARGS)
+	RADIXRT_DETERMINISM=60 RADIXRT_STATES=1 $(BIN)/python -m pytest --timeout 0 $(addprefix tests/engine/test_,determinism.py states.py kv_spec.py) tests/engine/test_against_transformers.py tests/models/test_against_transformers.py tests/engine/test_images.py tests/server/test_images.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)
@@ -133,7 +133,7 @@ fuzz-grammars: install ## 1,000 random grammars of each kind on a server, beside
 	$(BIN)/python -m tests.constrained.fuzz_grammars --grammars 1000 --seed $(or $(SEED),0) $(ARGS)
 
 constraint-matrix: install ## Reasoning × API × tool choice × budget × drafts with every adversarial script; a minute
-	RADIXRT_EVERY_SCRIPT=1 $(BIN)/python -m pytest tests/api/test_constraint_matrix.py $(ARGS)
+	RADIXRT_EVERY_SCRIPT=1 $(BIN)/python -m pytest tests/api/test_constraint_matrix.py tests/parsers/test_constraints.py $(ARGS)
 
 live-schemas: install ## 3,000 random schemas on a live engine, each finished answer against jsonschema; many minutes
 	$(BIN)/python -m tests.torture.live_schemas --schemas 3000 --seed $(or $(SEED),0) $(ARGS)

@@ -11,7 +11,13 @@ import torch
 
 from radixrt import LLM
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_checkpoint, make_tokenizer
+from tests.checkpoints import (
+    END_OF_TURN,
+    VOCAB_SIZE,
+    make_checkpoint,
+    make_served,
+    make_tokenizer,
+)
 from tests.servers import Server, serving
 from tests.suite import (  # noqa: F401 (hooks)
     pytest_collection_finish,
@@ -104,6 +110,6 @@ def demo_llm() -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def tiny_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """An engine with a tiny Llama."""
-    model_dir = make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+    model_dir = make_served(tmp_path_factory.mktemp("llama"))
     with LLM(str(model_dir), page_size=4, max_total_tokens=8192) as llm:
         yield llm

@@ -1,6 +1,8 @@
-"""The scheduler and the worker of a server in threads, with a model that wants to write what a
-script says."""
+"""The scheduler and the worker of a server in threads, with the model of a checkpoint, or one that
+wants to write what a script says."""
 
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,30 @@ def fixed_draft_price() -> DraftPrice:
     price.next = lambda rows: DRAFT_PRICE  # type: ignore[method-assign]
     price.beside_prompts = lambda rows, saving: DRAFT_PRICE  # type: ignore[method-assign]
     return price
+
+
+class StoppableWorker(WorkerProcess):
+    """A worker process in a thread; ``stop`` ends it."""
+
+    stop: threading.Event
+
+    def _beat(self) -> None:
+        if self.stop.is_set():
+            raise SystemExit
+        super()._beat()
+
+
+class RealModel(InThreads):
+    """The scheduler and the worker as they are in a server, with the model of the checkpoint."""
+
+    def _work(self) -> None:
+        torch.set_num_threads(1)
+        process = StoppableWorker(self._config, self._channels, 0)
+        process.stop = self._stop
+        with contextlib.suppress(SystemExit):
+            process.run()
+        process._inbox.close()
+        process._outbox.close()
 
 
 class RealEngine(InThreads):
@@ -64,7 +90,7 @@ class RealEngine(InThreads):
 
         runner._admit = watch
         runner.draft_price = fixed_draft_price()
-        runner._forward = written.forward
+        runner._forward.run = written.forward  # type: ignore[method-assign]
         for message in self._messages(process._inbox):
             if isinstance(message, StepPlan):
                 # Unknown times: plans would depend on the load of the machine.

@@ -1,14 +1,16 @@
 """Hooks for runs of many tests: distribution over processes, and a summary of skips and started
 processes."""
 
+import functools
 import gc
+import importlib.util
 import os
 import random
 import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ SHARED = {
     "tests/lang/test_leaving.py": DEMO_SERVER,
     "tests/lang/test_servers.py": DEMO_SERVER,
     "tests/server/test_demo.py": DEMO_SERVER,
+    "tests/server/test_shared_pool.py": DEMO_SERVER,
     "tests/server/test_speculation.py": DEMO_SERVER,
     "tests/server/test_structured.py": DEMO_SERVER,
     "tests/engine/test_llm.py": "LLM",
@@ -39,7 +42,6 @@ SHARED = {
     "tests/engine/test_reports.py": "LLM",
     "tests/engine/test_llm_structured.py": DEMO_SERVER,
     "tests/server/test_cache.py": "tiny server",
-    "tests/server/test_examples.py": "tiny server",
     "tests/server/test_prompt_scores.py": "tiny server",
     "tests/server/test_requests.py": "tiny server",
 }
@@ -121,19 +123,29 @@ _cpu_seconds: Counter[str] = Counter()
 
 
 def pytest_configure() -> None:
-    """Count started processes; let clients load one certificate instead of all, which takes 20 ms a
-    client.
+    """Count started processes; let the clients of this process have one TLS context, and those of
+    others one certificate, as it takes each client 20 ms to load all.
 
     Tests talk to this machine alone, and without TLS.
     """
     global _counting
     if not _counting:
+        for name in ("httpx", "httpx2"):  # of which clients of APIs have one or the other
+            if importlib.util.find_spec(name) is not None:
+                transports: Any = importlib.import_module(f"{name}._transports.default")
+                transports.create_ssl_context = _once_a_file(transports.create_ssl_context)
         sys.addaudithook(_count)  # it cannot be removed
         end = "-----END CERTIFICATE-----"
         _certificate.write(Path(certifi.where()).read_text("utf-8").partition(end)[0] + end)
         _certificate.flush()
         os.environ.setdefault("SSL_CERT_FILE", _certificate.name)
     _counting = True
+
+
+def _once_a_file(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called once for equal arguments and certificates."""
+    made = functools.cache(lambda certificates, *arguments, **named: make(*arguments, **named))
+    return lambda *arguments, **named: made(os.environ["SSL_CERT_FILE"], *arguments, **named)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

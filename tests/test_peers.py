@@ -182,15 +182,8 @@ def test_our_own_name_wins_over_an_alias() -> None:
     assert config_of("serve demo --max-model-len 512 --context-length 256").context_length == 256
 
 
-def test_llm_takes_the_arguments_of_vllms() -> None:
-    theirs: dict[str, Any] = {
-        "model": "demo", "max_model_len": 512, "tensor_parallel_size": 1, "seed": None,
-        "gpu_memory_utilization": 0.5, "quantization": None, "revision": None,
-        "enforce_eager": True, "disable_log_stats": True, "dtype": "auto",
-    }  # fmt: skip
-    with LLM(**theirs) as llm:
-        assert llm.info.context_length == 512
-        assert llm.config.mem_fraction_static == 0.5
+def test_llm_names_the_argument_that_was_meant() -> None:
+    """It takes those of vLLM's: tests/engine/test_llm.py."""
     with pytest.raises(ConfigError, match="Did you mean page_size"):
         LLM(pagesize=3)
     with pytest.raises(ConfigError, match="change lora_alpha"):

@@ -95,7 +95,7 @@ def _row(
     messages: Messages = [{"role": "user", "content": _text_of(length, texts)}]
     with serving(engine, checkpoint.folder, model, peers, log) as root:
         turns = []
-        with httpx.Client(timeout=1800) as client:
+        with _client() as client:
             for _ in range(2):
                 turn, answer = ask(client, root, "model", messages, ANSWER_TOKENS)
                 turns.append(turn)
@@ -104,7 +104,7 @@ def _row(
         save(root)
         time.sleep(2.0)  # pages are written beside the steps
     num_bytes = sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
-    with serving(engine, checkpoint.folder, model, peers, log) as root, httpx.Client(timeout=1800) as client:  # fmt: skip
+    with serving(engine, checkpoint.folder, model, peers, log) as root, _client() as client:
         ask(client, root, "model", [{"role": "user", "content": "Hello."}], 1)
         begin = time.perf_counter()
         restore(root)
@@ -121,6 +121,12 @@ def _row(
         "from the cache": f"{last.cached}",
         "MB on disk": f"{num_bytes / 1e6:.1f}",
     }
+
+
+def _client() -> httpx.Client:
+    """A client that connects anew for each request: llama.cpp may close a connection behind a
+    stream, which a request at once would meet."""
+    return httpx.Client(timeout=1800, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def _text_of(length: int, texts: random.Random) -> str:

@@ -48,11 +48,23 @@ class Usage:
             name: 0 if self._hides_output else sum(getattr(report, name) for report in every)
             for name in names
         }
+        if (drafts := self._drafts()) and not self._hides_output:
+            usage["completion_tokens_details"]["drafts"] = drafts
         if replayed := sum(report.replayed_tokens for report in every):
             usage["replayed_tokens"] = replayed
         if retries := sum(report.retries for report in every):
             usage["structured_output_retries"] = retries
         return usage
+
+    def _drafts(self) -> dict[str, dict[str, int]]:
+        """The verified draft tokens and the accepted ones, by drafter."""
+        found: dict[str, dict[str, int]] = {}
+        for report in self._reports.values():
+            for name, (drafted, accepted) in report.drafts.items():
+                one = found.setdefault(name, {"drafted": 0, "accepted": 0})
+                one["drafted"] += drafted
+                one["accepted"] += accepted
+        return found
 
 
 def usage_json(

@@ -150,6 +150,20 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
 
 
+DraftCounts = dict[str, tuple[int, int]]
+"""By drafter: the draft tokens that were verified, and of these those that were accepted."""
+
+
+def draft_totals(drafts: DraftCounts) -> tuple[int, int]:
+    """The same numbers, of all drafters.
+
+    >>> draft_totals({"ngram": (5, 2), "head": (4, 4)})
+    (9, 6)
+    """
+    counts = drafts.values()
+    return sum(drafted for drafted, _ in counts), sum(accepted for _, accepted in counts)
+
+
 class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The facts about one answer beside its text.
 
@@ -177,6 +191,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Draft tokens of a complete answer that were accepted. They are among its tokens."""
     rejected_prediction_tokens: int = 0
     """Draft tokens that were verified and are not in the answer."""
+    drafts: DraftCounts = {}
+    """The drafts of a complete answer. Accepted tokens behind a stop string count here too."""
     replayed_tokens: int = 0
     """Leading output tokens that were computed for another request; the scheduler's number may
     exceed the answer, and the tokenizer process cuts it."""

@@ -3,7 +3,7 @@
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.messages.answers import AnswerReport, PromptProgress
+from radixrt.messages.answers import AnswerReport, DraftCounts, PromptProgress
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds, TokenIds, unpack_ids
@@ -90,10 +90,9 @@ class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
     """One a new token, in order, if the request has ``logprobs`` or ``kept_mass``."""
     prompt_logprobs: list[PositionLogprobs] = []
     """Log-probabilities in order of position, from the prompt's second token on."""
-    drafts: tuple[int, int] | None = None
-    """Drafts of a sequence with stop strings of which one was verified: draft tokens so far, and of
-    these those that were accepted. The tokenizer process finds the end of its answer, and reports
-    them."""
+    drafts: DraftCounts | None = None
+    """Drafts so far of a sequence with stop strings of which one was verified. The tokenizer
+    process finds the end of its answer, and reports them."""
     vector: bytes = b""
     """Numbers as 32-bit floats, with the end of a sequence that asks for them."""
     progress: PromptProgress | None = None

@@ -346,6 +346,8 @@ class Scheduler:
             counters.idle_tokens += step.shape.tokens
             counters.idle_seconds += result.step_s
             self.state.idle.took(result.step_s)
+        else:
+            self.state.idle.keep_quiet()
         beyond = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
         drafted = sum(draft.num_drafted for draft in result.drafts)
         accepted = sum(draft.num_accepted for draft in result.drafts)
@@ -376,16 +378,14 @@ class Scheduler:
             self.state.counters.accepted_draft_tokens[name] += num_accepted
             if (sequence := step.sequences[draft.slot]) is not None:
                 self.state.counters.forced_tokens -= num_accepted  # they are in jump_tokens too
-                sequence.drafted_tokens += draft.num_drafted
-                sequence.accepted_tokens += num_accepted
+                sequence.count_draft(name, draft.num_drafted, num_accepted)
                 accepted[draft.slot] = accepted.get(draft.slot, 0) + num_accepted
         for slot, num_accepted in accepted.items():
             sequence = step.sequences[slot]
             assert sequence is not None
             self.state.slots.expect_drafts(sequence, num_accepted)
             if sequence.sampling.stop:
-                verified = sequence.drafted_tokens, sequence.accepted_tokens
-                batch.output_of(sequence.seq_id).drafts = verified
+                batch.output_of(sequence.seq_id).drafts = sequence.drafts.copy()
 
     def _absorb_deferred(self, result: StepResult, step: StepInFlight) -> None:
         """Note the sequences that wait for their masks."""

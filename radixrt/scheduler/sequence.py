@@ -15,7 +15,13 @@ import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.adapters import NO_ADAPTER
-from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
+from radixrt.messages.answers import (
+    AnswerReport,
+    DraftCounts,
+    FinishReason,
+    PromptProgress,
+    draft_totals,
+)
 from radixrt.messages.cache_explanation import CacheFacts, DiskRead
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
@@ -141,8 +147,7 @@ class Sequence:
         """It is computed only while nothing else waits or runs."""
         self.speculates = False
         """Its tokens are drafted."""
-        self.drafted_tokens = self.accepted_tokens = 0
-        """Draft tokens that were verified, and of these those that were accepted."""
+        self.drafts: DraftCounts = {}
         self.account = Account()
         """The account of its tenant, once it is queued."""
         self.group = Group()
@@ -274,6 +279,11 @@ class Sequence:
         rest = tokens_of(self.tokens[len(self._replaced) : self.num_tokens])
         return np.concatenate((self._replaced, rest))
 
+    def count_draft(self, drafter: str, num_drafted: int, num_accepted: int) -> None:
+        """Note a draft that was verified."""
+        drafted, accepted = self.drafts.get(drafter, (0, 0))
+        self.drafts[drafter] = drafted + num_drafted, accepted + num_accepted
+
     def append(self, token: int) -> FinishReason | None:
         """Append a token; returns the reason if it is the last one.
 
@@ -329,11 +339,13 @@ class Sequence:
         """The report to send at the end of the answer, with its ``last`` token where that has ended
         it."""
         stopped = reason == "stop" and last in self.sampling.stop_token_ids
+        drafted, accepted = draft_totals(self.drafts)
         return msgspec.structs.replace(
             self.report,
             output_tokens=self.num_output,
-            accepted_prediction_tokens=self.accepted_tokens,
-            rejected_prediction_tokens=self.drafted_tokens - self.accepted_tokens,
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=drafted - accepted,
+            drafts=self.drafts,
             finish_reason=reason,
             stop_reason=last if stopped else None,
             total_s=now - self.arrived,

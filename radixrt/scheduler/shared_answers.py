@@ -248,7 +248,7 @@ class SharedAnswers:
             token_ids=list(output.token_ids),
             started=started,
             finished=end,
-            drafts=None if output.drafts is None else (0, 0),
+            drafts=None if output.drafts is None else {},
             progress=output.progress,
         )
 
@@ -330,6 +330,7 @@ def _as_replayed(report: AnswerReport) -> AnswerReport:
         cache_write_tokens=0,
         accepted_prediction_tokens=0,
         rejected_prediction_tokens=0,
+        drafts={},
         queued_s=0.0,
         prefill_s=0.0,
         total_s=0.0,

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixrt.attention.backend import ForwardContext
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.messages.adapters import LoadAdapter, PutAdapter
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
@@ -35,8 +34,6 @@ from radixrt.worker.adapters import AdapterLoader
 from radixrt.worker.batch import (
     NO_SLOTS,
     PersistentBatch,
-    PooledRow,
-    PromptSpan,
     Runs,
     StepInputs,
 )
@@ -46,17 +43,15 @@ from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.states import SlotStates
-from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors, step_order
-from radixrt.worker.replays import DecodeGraphs, StepTapes, with_adapters
+from radixrt.worker.launched_step import LaunchedStep, step_order
+from radixrt.worker.prompt_outputs import PromptOutputs
+from radixrt.worker.replays import DecodeGraphs
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.deferred_rows import DeferredRows, SamplingRows
 from radixrt.worker.sampling.matchers import SlotMatchers
-from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, raw_logprobs, sample
+from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
 from radixrt.worker.sampling.state import SamplingState
-
-PROMPT_LOGITS_ROWS = 256
-"""Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128
-MiB."""
+from radixrt.worker.step_forward import StepForward
 
 
 class ModelRunner:
@@ -81,7 +76,6 @@ class ModelRunner:
         config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
         slots, ends = parts.setup.max_rows, parts.eos_token_ids
         self._model = parts.model
-        self._backend = parts.backend
         self._device = device
         self._batch = PersistentBatch(
             slots,
@@ -116,30 +110,19 @@ class ModelRunner:
         self._head_trials = HeadTrials()
         self._tp = parts.tp
         self._deferred = DeferredRows(device)
-        self._pooler = parts.pooler
+        self._prompts = PromptOutputs(parts.model, parts.setup.device, parts.pooler)
         self._draw = fastest_draw(device.torch_device)
-        self._graphs = graphs
         self._states = states
         self.images = images
-        tables = None if states is None else states.tables
-        self._context = ForwardContext(parts.backend, pool.kv_caches, tables, self._auxiliary)
-        rows = None if adapters is None else adapters.adapters.rows
         self._expert_counts = parts.expert_counts
-        self._tapes = None
-        if parts.taped:
-            self._tapes = StepTapes(parts.model, self._context, parts.expert_counts, rows)
+        self._forward = StepForward(parts, pool, graphs, states, adapters, images, self._auxiliary)
         self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
 
     @property
     def kv_caches(self) -> list[LayerKV]:
         """The KV cache of each layer."""
-        return self._context.kv_caches
-
-    @property
-    def _reads_last_states(self) -> bool:
-        """Whether a head reads the states of all tokens that the LM head reads of some."""
-        return self._head is not None and self._auxiliary is None
+        return self._forward.context.kv_caches
 
     @property
     def in_flight(self) -> LaunchedStep | None:
@@ -160,8 +143,8 @@ class ModelRunner:
                 self._adapters.load(message)
             case PutAdapter():
                 assert self._adapters is not None, "the scheduler knows whether there are places"
-                if self._adapters.put() and self._tapes is not None:
-                    self._tapes.forget_adapters()
+                if self._adapters.put():
+                    self._forward.forget_adapters()
 
     def seconds_loading(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
@@ -190,7 +173,7 @@ class ModelRunner:
         kept_states = self._plan_states(inputs)
         self._order.before_launch(inputs, drafts)
         launched = self._device.record_event()
-        hidden, logits = self._forward(inputs)
+        hidden, logits = self._forward.run(inputs)
         computed = self._device.record_event()
         results = self.collect()  # while the device computes
         forced = self._order.force_ahead(inputs)
@@ -203,8 +186,8 @@ class ModelRunner:
         if self._head is not None:
             states = hidden if self._auxiliary is None else self._auxiliary.rows
             self._head.take_states(states, inputs, len(plan.prefill), self._batch.computed)
-        prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
-        vectors = self._pool(inputs.pooled, hidden)
+        prompt_logprobs = self._prompts.logprobs(inputs.prompt_spans, hidden)
+        vectors = self._prompts.vectors(inputs.pooled, hidden)
         tensors = [] if vectors is None else [vectors.values]
         tensors += [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
@@ -330,59 +313,6 @@ class ModelRunner:
         drafts = {slot: count for slot, count in drafts.items() if count}
         return self._states.plan(inputs.slots, inputs.starts, indptr, drafts)
 
-    def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all
-        tokens [num_tokens, hidden_size] where prompts are scored or pooled, or a head reads them."""
-        if not len(inputs.token_ids):  # all slots are deferred
-            hidden = torch.empty(0, device=inputs.token_ids.device)
-            return hidden, hidden.new_empty(0, self._model.vocab_size)
-        if self._graphs is not None and inputs.graph_rows is not None:
-            hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
-            return hidden, self._model.logits(hidden)
-        if inputs.positions.is_cpu:
-            lengths = np.diff(inputs.attention.qo_indptr_cpu.numpy())
-            self._model.prepare_positions(int((inputs.starts + lengths).max()))
-        self._backend.plan(inputs.attention)
-        everything = bool(inputs.prompt_spans or inputs.pooled or self._reads_last_states)
-        rows = None if everything else inputs.sampling_rows
-        if self.images is not None and inputs.images:
-            hidden = self._forward_with_images(inputs, self.images, rows)
-        elif inputs.adapters is not None:
-            hidden = self._forward_with_adapters(inputs, inputs.adapters, rows)
-        elif self._tapes is not None:
-            hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
-        else:
-            hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)
-        return hidden, self._model.logits(hidden[inputs.sampling_rows] if everything else hidden)
-
-    def _forward_with_images(
-        self, inputs: StepInputs, images: ImageFeatures, rows: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The hidden states of a step with placeholders of images, and maybe with adapters."""
-        arguments = inputs.token_ids, inputs.positions, self._context
-        features = images.rows(inputs.images)
-        if inputs.adapters is None:
-            return images.model.forward_with_images(*arguments, rows, features)
-        assert self._adapters is not None, "an adapter was admitted where there are none"
-        lora = self._adapters.adapters.rows
-        lora.sort(inputs.adapters)
-        try:
-            hidden = images.model.forward_with_images(*arguments, None, features)
-        finally:
-            lora.clear()
-        return hidden if rows is None else hidden[rows]
-
-    def _forward_with_adapters(
-        self, inputs: StepInputs, adapters: torch.Tensor, rows: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The hidden states of a step with rows that have adapters."""
-        assert self._adapters is not None, "an adapter was admitted where there are none"
-        arguments = inputs.token_ids, inputs.positions, adapters, rows
-        if self._tapes is not None:
-            return self._tapes.forward_with_adapters(*arguments)
-        lora = self._adapters.adapters.rows
-        return with_adapters(self._model, self._context, lora, *arguments)
-
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool
     ) -> tuple[SamplingRows, NDArray[np.int64]]:
@@ -444,35 +374,6 @@ class ModelRunner:
             self._batch.release(slot)
             self._forget(slot)
         return set(retired)
-
-    def _prompt_logprobs(self, spans: list[PromptSpan], hidden: torch.Tensor) -> list[SpanLogprobs]:
-        parts: list[SpanLogprobs] = []
-        for span in spans:
-            (next_tokens,) = self._device.upload(span.next_tokens.astype(np.int64))
-            for start in range(0, len(next_tokens), PROMPT_LOGITS_ROWS):
-                part = next_tokens[start : start + PROMPT_LOGITS_ROWS]
-                first = span.first_row + start
-                logits = self._model.logits(hidden[first : first + len(part)])
-                parts.append(SpanLogprobs(span, *raw_logprobs(logits, part, span.num_top)))
-        return parts
-
-    def _pool(self, pooled: list[PooledRow], hidden: torch.Tensor) -> Vectors | None:
-        """The numbers of the prompts that end here and sample no token."""
-        if not pooled:
-            return None
-        rows = np.array([one.row for one in pooled], dtype=np.int64)
-        if self._pooler is not None:
-            (rows_there,) = self._device.upload(rows)
-            values = self._pooler.vectors(hidden[rows_there])
-            return Vectors([one.slot for one in pooled], [values.shape[1]] * len(rows), values)
-        wanted = [one.pool.logits_of for one in pooled]
-        lengths = [len(ids) for ids in wanted]
-        padded = np.zeros((len(rows), max(lengths)), dtype=np.int64)
-        for ids, row in zip(wanted, padded, strict=True):
-            row[: len(ids)] = ids
-        rows_there, ids_there = self._device.upload(rows, padded)
-        values = self._model.logits(hidden[rows_there]).gather(1, ids_there)
-        return Vectors([one.slot for one in pooled], lengths, values)
 
     # ------------------------------------------------------------ drafts
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import shutil
 import socket
@@ -29,6 +30,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.parsers.choice import with_parsers
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.compilers import compilers_on_demand
 from tests.fake_scheduler import FakeScheduler, engine_info
 from tests.tiny_tokenizers import save_byte_level
 
@@ -49,7 +51,7 @@ class RunningServer:
         ids = self.vocabulary.encode(text, add_special_tokens=False)
         self.scheduler.script = lambda request: ids
 
-    @property
+    @functools.cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
@@ -171,7 +173,11 @@ def starting(model_folder: Path) -> Iterator[StartServer]:
         wait_until(lambda: _answers(secure))
         return server
 
-    yield start
+    def start_with_compilers_on_demand(*arguments: Any, **settings: Any) -> RunningServer:
+        with compilers_on_demand():
+            return start(*arguments, **settings)
+
+    yield start_with_compilers_on_demand
     for stop in stops:
         stop()
 

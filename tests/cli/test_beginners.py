@@ -17,6 +17,7 @@ import pytest
 from radixrt.base.config import DEMO_MODEL
 from radixrt.cli.main import main
 from radixrt.models.checkpoint import resolve_model_path
+from tests.command_line import run_here
 from tests.fake_hub import FakeHub
 from tests.servers import Server, serving
 
@@ -111,9 +112,8 @@ def test_8_a_folder_that_is_no_checkpoint(says: Callable[..., str], tmp_path: Pa
 
 def test_9_a_key_file_with_the_other_ending(says: Callable[..., str], tmp_path: Path) -> None:
     """``radixrt key new`` prints TOML, whatever the file is called."""
-    run = [sys.executable, "-m", "radixrt.cli", "key", "new", "me"]
     file = tmp_path / "keys.json"
-    file.write_text(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+    file.write_text(run_here("key", "new", "me").stdout)
     assert "no such folder" in says("serve", "/nowhere", "--api-keys", str(file))
     file.write_text("{")
     assert "See docs/security.md" in says("serve", "demo", "--api-keys", str(file))
@@ -157,8 +157,5 @@ def test_12_a_model_without_a_chat_template(no_template: Path) -> None:
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         status, message = ask(server, "/v1/chat/completions", chat)
         assert status == 400 and "/v1/completions" in message and "--chat-template" in message
-        run = [sys.executable, "-m", "radixrt.cli", "run", "--url", server.url, "-p", "The"]
-        done = subprocess.run(
-            run, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-        )
+        done = run_here("run", "--url", server.url, "-p", "The")
         assert done.returncode == 0 and done.stdout.strip(), done.stderr

@@ -1,18 +1,16 @@
 """Bundles: KV that is exported on one directory and imported into another."""
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError
-from radixrt.cli.main import main
 from radixrt.kv.store.directory import CacheDirectory
 from radixrt.scheduler.disk.bundle import import_bundle, read_bundle
 from radixrt.worker.fingerprint import machine_parts
+from tests.command_line import run_here
 
 DOCUMENTS = [
     "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. " * 2,
@@ -22,9 +20,10 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=4, logprobs=1)
 
 
 def radixrt(*arguments: object) -> str:
-    """Run a command; returns its output."""
-    command = [sys.executable, "-m", "radixrt.cli", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
+    """What a command that succeeds prints."""
+    done = run_here(*map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +40,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_imported_kv_has_the_bits_of_a_cold_engine(
-    bundle: Path, tmp_path: Path, demo_llm: LLM, capsys: pytest.CaptureFixture[str]
+    bundle: Path, tmp_path: Path, demo_llm: LLM
 ) -> None:
-    def printed(*arguments: object) -> str:
-        """By a command of this process."""
-        with pytest.raises(SystemExit, match="0"):
-            main(["cache", *map(str, arguments)])
-        return capsys.readouterr().out
-
     cache = tmp_path / "cache"
-    assert "pages of KV added" in printed("import", bundle, "--cache-dir", cache)
-    assert "0.txt" in printed("info", bundle)
-    assert "tokens" in printed("info", cache)
+    assert "pages of KV added" in radixrt("cache", "import", bundle, "--cache-dir", cache)
+    assert "0.txt" in radixrt("cache", "info", bundle)
+    assert "tokens" in radixrt("cache", "info", cache)
     expected = demo_llm.generate(DOCUMENTS, SHORT)  # which has no directory
     with LLM(cache_dir=str(cache)) as llm:
         found = llm.generate(DOCUMENTS, SHORT)
@@ -68,10 +61,9 @@ def test_imported_kv_has_the_bits_of_a_cold_engine(
 
 def test_a_program_names_a_bundle_and_has_its_kv(bundle: Path, tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
-    for _ in range(2):
-        with LLM(cache_dir=cache, cache_bundle=str(bundle)) as llm:
-            answer = llm.generate(DOCUMENTS[0], SHORT).answers[0]
-            assert answer.disk_tokens == 16 * ((answer.prompt_tokens - 1) // 16)
+    with LLM(cache_dir=cache, cache_bundle=str(bundle)) as llm:
+        answer = llm.generate(DOCUMENTS[0], SHORT).answers[0]
+        assert answer.disk_tokens == 16 * ((answer.prompt_tokens - 1) // 16)
     with pytest.raises(ConfigError, match="made with another quantization"):
         LLM(cache_dir=cache, cache_bundle=str(bundle), quantization="int8")
     with pytest.raises(ConfigError, match="give --cache-dir"):

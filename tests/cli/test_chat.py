@@ -34,6 +34,7 @@ from radixrt.cli.main import _parsed
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.local import LocalModel
 from tests.bench.fake_openai_server import FakeServer
+from tests.command_line import run_here
 from tests.servers import Server
 
 FACT = "The owner of Vidur is Noval."
@@ -211,7 +212,7 @@ def test_one_answer_through_a_pipe_is_only_the_answer(demo_server: Server) -> No
 )
 def test_a_refusal_is_one_sentence(demo_server: Server, arguments: list[str], message: str) -> None:
     port = demo_server.url.rpartition(":")[2]
-    done = command(*(argument.format(url=demo_server.url, port=port) for argument in arguments))
+    done = run_here(*(argument.format(url=demo_server.url, port=port) for argument in arguments))
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -219,7 +220,7 @@ def test_a_refusal_is_one_sentence(demo_server: Server, arguments: list[str], me
 
 def test_run_uses_the_server_on_the_port(demo_server: Server) -> None:
     port = demo_server.url.rpartition(":")[2]
-    done = command("run", "--port", port, "--temperature", "0", stdin=QUESTION)
+    done = run_here("run", "--port", port, "--temperature", "0", stdin=QUESTION)
     assert (done.returncode, done.stdout) == (0, f"{FACT}\n")
 
 
@@ -338,7 +339,7 @@ def test_every_command_with_a_server_takes_its_address_alike(
 
 
 def test_run_chats_with_the_server_at_the_address(demo_server: Server) -> None:
-    done = command("run", "--url", f"{demo_server.url}/v1", "--temperature", "0", stdin=QUESTION)
+    done = run_here("run", "--url", f"{demo_server.url}/v1", "--temperature", "0", stdin=QUESTION)
     assert (done.returncode, done.stdout) == (0, f"{FACT}\n")
 
 

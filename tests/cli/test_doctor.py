@@ -16,6 +16,7 @@ from rich.console import Console
 from radixrt.cli.doctor import machine, models
 from radixrt.cli.main import main
 from radixrt.models.local import LocalModel, local_models
+from tests.command_line import run_here
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -140,7 +141,7 @@ def write_strange_file(hub: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_script_is_valid_and_knows_the_flags(shell: str) -> None:
-    script = command("completion", shell).stdout
+    script = run_here("completion", shell).stdout
     assert "max-step-ms" in script and "max-model-len" not in script
     if shutil.which(shell):
         checked = subprocess.run(

@@ -1,7 +1,8 @@
 """An answer depends on its request alone: tokens and log-probabilities have the same bits whatever
 the cache, the chunks, the batch, the threads and the adapters of others are.
 
-``make test`` takes 16 prompts and three families without adapters. With ``RADIXRT_DETERMINISM=60`` (``make
+``make test`` takes 16 prompts and three families without adapters, which take turns at the sizes of
+chunks and the numbers of threads. With ``RADIXRT_DETERMINISM=60`` (``make
 determinism``) it is 60 documents with five prompts each, and every family, in every dtype, in int8
 and int4, and with a KV cache in int8.
 """
@@ -329,26 +330,31 @@ def test_a_cache_hit(model: Model, steps: Steps) -> None:
     assert min(steps.cached) >= 256
 
 
-@pytest.mark.parametrize("chunk", [64, 512])
-def test_chunks(model: Model, steps: Steps, chunk: int) -> None:
-    engine = model.engine(chunked_prefill_size=chunk)
-    assert answers(engine, steps, batch=1) == model.expected
-    assert not any(steps.cached) and steps.queries == chunk
+def of_the(model: Model, values: tuple[int, ...]) -> tuple[int, ...]:
+    """The values that are tried with a model: in ``make test`` one, in turn."""
+    return values if THOROUGH else (values[CASES.index(model.case) % len(values)],)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_batch(model: Model, steps: Steps, threads: int) -> None:
-    engine = model.engine(threads=threads, chunked_prefill_size=200)
-    assert answers(engine, steps, batch=16) == model.expected
-    assert not any(steps.cached) and not steps.shared_tokens and steps.sequences == 16
+def test_chunks(model: Model, steps: Steps) -> None:
+    for chunk in of_the(model, (64, 512)):
+        engine = model.engine(chunked_prefill_size=chunk)
+        assert answers(engine, steps, batch=1) == model.expected
+        assert not any(steps.cached) and steps.queries == chunk
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_batch_that_shares_prefixes(model: Model, steps: Steps, threads: int) -> None:
-    engine = model.engine(threads=threads)
-    answers(engine, steps, batch=1, salt="")
-    assert answers(engine, steps, batch=16, salt="") == model.expected
-    assert min(steps.cached) >= 256 and steps.shared_tokens >= attention.KEYS_PER_CUT
+def test_a_batch(model: Model, steps: Steps) -> None:
+    for threads in of_the(model, (1, 2)):
+        engine = model.engine(threads=threads, chunked_prefill_size=200)
+        assert answers(engine, steps, batch=16) == model.expected
+        assert not any(steps.cached) and not steps.shared_tokens and steps.sequences == 16
+
+
+def test_a_batch_that_shares_prefixes(model: Model, steps: Steps) -> None:
+    for threads in of_the(model, (2, 1)):
+        engine = model.engine(threads=threads)
+        answers(engine, steps, batch=1, salt="")
+        assert answers(engine, steps, batch=16, salt="") == model.expected
+        assert min(steps.cached) >= 256 and steps.shared_tokens >= attention.KEYS_PER_CUT
 
 
 def test_two_threads(model: Model, steps: Steps) -> None:

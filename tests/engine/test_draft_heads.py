@@ -3,6 +3,7 @@ are; and changes no answer."""
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,24 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.steps import Admit, DraftSources
 from radixrt.models.eagle3 import Eagle3Head
 from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.drafts.drafters import Draft
+from radixrt.worker.drafts.head import HeadDrafter
 from radixrt.worker.drafts.price import DraftPrice
+from radixrt.worker.drafts.speculator import Speculator
 from tests.checkpoints import make_checkpoint
-from tests.draft_heads import Drafted, Foresight, PlainHead, check_drafts, make_head, watch_drafts
+from tests.draft_heads import (
+    DRAFT_VOCAB,
+    Drafted,
+    Foresight,
+    PlainHead,
+    check_drafts,
+    make_head,
+    watch_drafts,
+)
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA
 from tests.engine.test_speculation import TORTURE, answers, twenty_requests
@@ -119,8 +133,9 @@ def test_a_head_reads_what_another_sequence_computes(
     assert Expected(model_dir, head).check(drafted) > 20
 
 
-@pytest.fixture(params=["nan", "constant", "random"])
+@pytest.fixture(params=["nan", "constant", "random", "sure"])
 def poisoned(request: pytest.FixtureRequest, config: dict[str, Any], tmp_path: Path) -> str:
+    """A head that drafts the first DRAFT_VOCAB ids; a sure one drafts the longest chains."""
     folder = make_head(tmp_path / "head", config, seed=3)
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -128,6 +143,10 @@ def poisoned(request: pytest.FixtureRequest, config: dict[str, Any], tmp_path: P
         tensors["fc.weight"].fill_(float("nan"))
     elif request.param == "constant":
         tensors["lm_head.weight"].zero_()
+    elif request.param == "sure":
+        tensors["lm_head.weight"] *= 1000
+    tensors["d2t"].zero_()
+    tensors["t2d"] = torch.arange(len(tensors["t2d"])) < DRAFT_VOCAB
     save_file(tensors, file)
     return str(folder)
 
@@ -158,17 +177,31 @@ def test_a_poisoned_head_changes_no_answer(
 def test_a_poisoned_head_is_soon_left_alone(
     model_dir: Path, poisoned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may cost 5 % of an answer; a draft token costs a twentieth of a step, and as much again
-    where it is verified."""
+    """It may cost 5 % of an answer of which no token is drafted; a draft token costs a twentieth of
+    a step, and as much again where it is verified."""
     monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
     monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.05)
     engine = InProcessEngine(model_dir, speculation="head", draft_model=poisoned)
-    sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=400, ignore_eos=True)
+    computed: list[int] = []
+    draft = HeadDrafter.draft
+
+    def counted(head: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+        before = head.computed
+        draft(head, wanted, least)
+        computed.append(head.computed - before)
+
+    monkeypatch.setattr(HeadDrafter, "draft", counted)
+    sampling = SamplingParams(
+        temperature=1.0, seed=1, max_tokens=400, ignore_eos=True,
+        allowed_token_ids=tuple(range(DRAFT_VOCAB, 384)),
+    )  # fmt: skip
     engine.generate(prompts(1, 20, 20), sampling)
-    computed = engine.runner._head.computed
-    verified = engine.scheduler.state.counters.drafted_tokens["head"]
-    assert 5 < verified <= computed
-    assert 0.05 * (computed + verified) < 0.05 * 400
+    counters = engine.scheduler.state.counters
+    verified = counters.drafted_tokens["head"]
+    assert counters.accepted_draft_tokens["head"] == 0
+    assert 5 < verified <= sum(computed)
+    assert 0.05 * (sum(computed) + verified) < 0.05 * 400
+    assert sum(computed[50:]) == sum(map(bool, computed[50:])) <= 4, "only trials"
 
 
 def test_a_head_for_another_model_is_refused(
@@ -282,3 +315,20 @@ def test_text_and_head_compete(
     by_head = accepted["head"]
     assert engine.generate(asked, sampling) == expected
     assert accepted["tree"] > accepted["head"] - by_head
+
+
+class Sure(HeadDrafter):
+    """A head that still has the draft of its last step."""
+
+    def __init__(self) -> None:
+        self.name = "head"
+
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft:
+        return Draft([5, 6, 7, 8], 3)
+
+
+def test_the_last_draft_of_a_head_is_no_reason_against_the_next() -> None:
+    speculator = Speculator((), lambda slot: [], lambda slot, tokens: tokens, Sure())
+    admit = Admit(0, pack_ids([3, 4]), 0, b"", GREEDY, 0, drafts=DraftSources())
+    speculator.admit(admit)
+    assert speculator.length_for_head(0, room=8, price=0.05, cost=0.05) == 3

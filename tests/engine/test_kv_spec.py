@@ -1,8 +1,9 @@
 """Models with unequal keys and values, one latent a layer, or each layer's own: the same tokens as
-without a cache."""
+without a cache. ``make determinism`` tries each with every size of pages and chunks."""
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,8 +65,16 @@ def engine_of(folder: Path, **settings: object) -> InProcessEngine:
     return InProcessEngine(folder, load_format="dummy", **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 7), (16, 64), (3, 512)])
-@pytest.mark.parametrize("architecture", LAYERS)
+SIZES = [(1, 7), (16, 64), (3, 512)]
+"""Of pages and chunks."""
+EACH_WITH_ONE = [(name, *sizes) for name, sizes in zip(LAYERS, SIZES, strict=True)]
+EACH_WITH_EVERY = [(name, *sizes) for name in LAYERS for sizes in SIZES]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "page_size", "chunk"),
+    EACH_WITH_EVERY if "RADIXRT_DETERMINISM" in os.environ else EACH_WITH_ONE,
+)
 def test_tokens_equal_those_without_a_cache(
     architecture: str, page_size: int, chunk: int, model: Callable[[str], Model]
 ) -> None:
@@ -96,14 +105,12 @@ def test_pool_and_accounting_follow_the_model(
     architecture: str, kv_cache_dtype: str, size: int, model: Callable[[str], Model]
 ) -> None:
     engine = engine_of(model(architecture)[0], page_size=8, kv_cache_dtype=kv_cache_dtype)
-    kept = [
-        [tuple(tensor.shape[2:]) for tensor in layer] for layer in engine.runner._context.kv_caches
-    ]
+    kept = [[tuple(tensor.shape[2:]) for tensor in layer] for layer in engine.runner.kv_caches]
     assert kept == LAYERS[architecture]
     numbers = sum(math.prod(shape) for layer in kept for shape in layer)
     assert engine.info.kv_bytes_per_token == numbers * size
     pages = 4096 // 8 + 1  # and the spare one
-    num_bytes = sum(t.numel() * t.itemsize for layer in engine.runner._context.kv_caches for t in layer)  # fmt: skip
+    num_bytes = sum(t.numel() * t.itemsize for layer in engine.runner.kv_caches for t in layer)  # fmt: skip
     assert num_bytes == pages * 8 * engine.info.kv_bytes_per_token
     prompts = make_prompts()
     assert engine.generate(prompts, ANSWER) == engine.generate(prompts, ANSWER)
@@ -120,7 +127,7 @@ def test_layers_have_sizes_of_their_own_and_those_that_share_kv_no_pages(
     architecture: str, kept: list[list[tuple[int, int]]], checkpoint: Callable[[str], Path]
 ) -> None:
     engine = InProcessEngine(checkpoint(architecture), page_size=8)
-    caches = engine.runner._context.kv_caches
+    caches = engine.runner.kv_caches
     assert [[tuple(tensor.shape[2:]) for tensor in layer] for layer in caches] == kept
     numbers = sum(math.prod(shape) for layer in kept for shape in layer)
     assert engine.info.kv_bytes_per_token == 4 * numbers

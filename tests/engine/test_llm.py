@@ -177,40 +177,48 @@ def test_an_invalid_prompt_names_its_fault_and_leaves_nothing_running(llm: LLM) 
     assert llm.stats(check_invariants=True).running == 0
 
 
-def test_answers_do_not_depend_on_overlap_cache_or_queue_order_and_close_leaves_no_process(
+VLLMS: dict[str, Any] = {
+    "max_model_len": 512, "tensor_parallel_size": 1, "seed": None, "gpu_memory_utilization": 0.5,
+    "quantization": None, "revision": None, "enforce_eager": True, "disable_log_stats": True, "dtype": "auto",
+}  # fmt: skip
+"""Arguments of vLLM's ``LLM``."""
+
+
+def test_answers_do_not_depend_on_overlap_cache_or_queue_order_and_a_forgotten_engine_leaves_no_process(
     llm: LLM, model_dir: Path
 ) -> None:
+    """Its arguments may be those of vLLM's."""
     prompts = [[5 + i % 3, 9, 100] * 5 + [i] for i in range(3, 12)]
-    settings = {
+    settings: dict[str, Any] = {
         "debug_disable_overlap_schedule": True,
         "disable_radix_cache": True,
         "schedule_policy": "fcfs",
     }
-    plain = LLM(str(model_dir), **settings, max_running_requests=2)
+    plain = LLM(model=str(model_dir), **VLLMS, **settings, max_running_requests=2)
+    assert plain.info.context_length == 512 and plain.config.mem_fraction_static == 0.5
     outputs = plain.generate(prompts, GREEDY)
     assert plain.stats().pages_cached == 0
-    close_leaves_no_process(plain)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in llm.generate(prompts, GREEDY)]
     assert {o.cached_tokens for o in outputs} == {0}
-
-
-def close_leaves_no_process(llm: LLM) -> None:
-    family = [psutil.Process(pid) for pid in llm._engine.pids.values()]
+    family = [psutil.Process(pid) for pid in plain._engine.pids.values()]
     assert len(family) == 3
-    llm.close()
-    llm.close()
-    assert not any(process.is_running() for process in family)
-    with pytest.raises(EngineDiedError, match="closed"):
-        llm.generate("a")
+    del plain
+    gc.collect()
+    _, alive = psutil.wait_procs(family, 10)
+    assert not alive
 
 
 def test_two_tensor_parallel_ranks_answer_like_one_and_the_death_of_one_is_told(
-    llm: LLM, model_dir: Path
+    llm: LLM, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Even if stderr is gone, where the processes' logs would be shown."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
     prompts = [[5 + i, 9, 100 + i] for i in range(6)]
     # 48: after 31 drafts that do not pay, a token is drafted whatever the times of steps say
     seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=48, ignore_eos=True)
-    with LLM(str(model_dir), tp=2, max_total_tokens=4096) as parallel:
+    with LLM(str(model_dir), tp=2, max_total_tokens=4096, log_level="debug") as parallel:
         assert len(parallel._engine.pids) == 3 + 1
         assert parallel.info.num_parameters == llm.info.num_parameters
         assert parallel.info.kv_bytes_per_token == llm.info.kv_bytes_per_token
@@ -294,28 +302,6 @@ def test_interrupted_generation_leaves_nothing_running(llm: LLM) -> None:
     while llm.stats().running and time.monotonic() < deadline:
         time.sleep(0.02)
     assert llm.stats(check_invariants=True).running == 0
-
-
-def test_a_forgotten_engine_leaves_no_process(model_dir: Path) -> None:
-    llm = LLM(str(model_dir))
-    family = [psutil.Process(pid) for pid in llm._engine.pids.values()]
-    del llm
-    gc.collect()
-    _, alive = psutil.wait_procs(family, 10)
-    assert not alive
-
-
-def test_a_death_is_noticed_even_if_stderr_is_gone(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = io.StringIO()
-    closed.close()
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stderr", closed)
-        with LLM(str(model_dir), log_level="debug") as llm:
-            psutil.Process(llm._engine.pids["scheduler"]).kill()
-            with pytest.raises(EngineDiedError, match="scheduler process"):
-                llm.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
 
 
 def test_wrong_settings_say_what_to_change(model_dir: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from radixrt import LLM, CacheHint, SamplingParams
 from radixrt.base.errors import RequestError
-from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.checkpoints import make_served
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 PAGE, DEFAULT_POOLING, LENGTH = 4, 512, 60
@@ -17,7 +17,7 @@ PAGE, DEFAULT_POOLING, LENGTH = 4, 512, 60
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+    folder = make_served(tmp_path_factory.mktemp("llama"))
     with LLM(str(folder), page_size=PAGE, max_total_tokens=DEFAULT_POOLING) as llm:
         yield llm
 

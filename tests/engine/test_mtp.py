@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from radixrt.base.config import ServerConfig
@@ -16,6 +17,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.eagle3 import Eagle3Head
 from radixrt.models.memory_need import engine_need
 from radixrt.models.mtp import MtpHead
@@ -68,6 +70,50 @@ def test_the_layer_computes_what_transformers_does(
     engine.generate([[*document, 5, 6] for document in documents], sampling)
     assert min(engine.cached) >= 32
     assert check_drafts(drafted, chain) > 10
+
+
+@pytest.mark.parametrize("family", MTP_FAMILIES)
+def test_the_layer_of_a_gguf_file_drafts_as_that_of_the_checkpoint(
+    with_mtp: Callable[[str], Path],
+    drafted: list[Drafted],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    """In floats the same numbers, and nearly the same where most matrices stay in blocks."""
+    gguf = pytest.importorskip("gguf")
+    from tests.models.gguf_files import write_gguf
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = with_mtp(family)
+    served = {"checkpoint": folder}
+    blocks = ("eh_proj.", "gate_proj.", "up_proj.")
+    for kind in ("F32", "Q8_0"):
+        kinds = {part: gguf.GGMLQuantizationType[kind] for part in blocks}
+        file = write_gguf(
+            folder,
+            tmp_path / f"{kind}.gguf",
+            lambda name, kinds=kinds: next(  # type: ignore[misc]
+                (kinds[part] for part in kinds if part in name), gguf.GGMLQuantizationType.F32
+            ),
+        )
+        served[kind] = resolve_model_path(str(file))
+    found = {}
+    for kind, path in served.items():
+        engine = InProcessEngine(path, dtype="float32", speculation="head", page_size=4)
+        assert engine.info.speculation == "mtp"
+        drafted.clear()
+        engine.generate(prompts(2, 30, 40), GREEDY)
+        found[kind] = list(drafted)
+    assert len(found["F32"]) == len(found["checkpoint"]) > 10
+    for expected, same in zip(found["checkpoint"], found["F32"], strict=True):
+        assert same.texts == expected.texts
+        for mine, theirs in zip(same.logits, expected.logits, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
+    first, rounded = found["checkpoint"][0], found["Q8_0"][0]
+    assert rounded.texts == first.texts
+    likeness = F.cosine_similarity(rounded.logits[0], first.logits[0])
+    assert 0.99 < likeness.min() < 1
 
 
 @pytest.mark.parametrize("kind", ["head", *MTP_FAMILIES])

@@ -20,7 +20,7 @@ from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.main import main
 from radixrt.messages.receipts import Parameters, Receipt
-from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.checkpoints import make_served
 from tests.servers import Server, serving
 
 NUM_PROMPTS = int(os.environ.get("RADIXRT_RECEIPT_PROMPTS", "10"))
@@ -39,7 +39,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("receipts") / "llama"))
+    return make_served(tmp_path_factory.mktemp("receipts") / "llama")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,11 @@ def test_receipts_are_equal_cold_cached_speculated_and_streamed(
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     found = [choice["receipt"] for e in events for choice in e["choices"] if "receipt" in choice]
     assert found == given["greedy"]
+    for value, expected in (("true", given["greedy"]), ("false", [None])):
+        by_header = httpx.post(
+            f"{server.url}/v1/completions", json=BODIES["greedy"], headers={"X-Radixrt-Receipt": value}, timeout=60
+        )  # fmt: skip
+        assert [choice.get("receipt") for choice in by_header.json()["choices"]] == expected
     first, second = given["sampled"]
     assert first["chain"][:3] == second["chain"][:3] and first["chain"][-1] != second["chain"][-1]
 

@@ -211,6 +211,9 @@ def test_the_report_counts_the_drafts(model_dir: Path) -> None:
     counters = engine.scheduler.state.counters
     assert 20 < report.accepted_prediction_tokens < report.output_tokens == 40
     assert report.accepted_prediction_tokens <= sum(counters.accepted_draft_tokens.values())
+    counted = report.drafts.values()
+    assert sum(accepted for _, accepted in counted) == report.accepted_prediction_tokens
+    assert sum(d - a for d, a in counted) == report.rejected_prediction_tokens
     assert counters.forced_tokens == 0
 
 

@@ -1,7 +1,9 @@
 """Runs a test once for each instruction set that this build and this processor have: in ``make
-test`` all cases on the set in use, and on each other one so many that it has each value of each
-parameter. ``make test-kernels`` runs all on all."""
+test`` so many cases on the set in use that it has each pair of values of two parameters, and on
+each other one so many that it has each value of each parameter. ``make test-kernels`` runs all on
+all."""
 
+import itertools
 import os
 import zlib
 from collections import defaultdict
@@ -34,23 +36,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     folder = Path(__file__).parent
     ours = [item for item in items if item.path.parent == folder and hasattr(item, "callspec")]
-    left_out = set(without_a_new_value(ours, native.isa()))
+    left_out = set(without_new_values(ours, native.isa()))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def without_a_new_value(items: list[pytest.Item], in_use: str) -> Iterator[pytest.Item]:
-    """Cases of other instruction sets than that in use all of whose parameters' values are in other
-    cases of the set. The order in which cases are looked at is another one for each set, so that
-    the sets do not all have the same ones."""
-    seen: defaultdict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
+def without_new_values(items: list[pytest.Item], in_use: str) -> Iterator[pytest.Item]:
+    """Cases whose parameters' values, or pairs of values on the instruction set in use, are all in
+    other cases of the set. The order of the cases is another one for each set, so that the sets do
+    not all have the same ones."""
+    sets: defaultdict[tuple[str, str], dict[pytest.Item, set[frozenset[tuple[str, str]]]]]
+    sets = defaultdict(dict)
     for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
         params = item.callspec.params  # type: ignore[attr-defined]
         isa = params.get("isa", in_use)
-        if isa == in_use:
-            continue
-        known = seen[item.nodeid.partition("[")[0], isa]
-        values = {(name, str(value)) for name, value in params.items() if name != "isa"}
-        if values and values <= known:
-            yield item
-        known |= values
+        values = [(name, str(value)) for name, value in params.items() if name != "isa"]
+        if values:
+            size = min(2 if isa == in_use else 1, len(values))
+            combinations = set(map(frozenset, itertools.combinations(values, size)))
+            sets[item.nodeid.partition("[")[0], isa][item] = combinations
+    for left in sets.values():
+        while left:
+            most = max(left, key=lambda item: len(left[item]))
+            new = left.pop(most)
+            for item, combinations in list(left.items()):
+                combinations -= new
+                if not combinations:
+                    del left[item]
+                    yield item

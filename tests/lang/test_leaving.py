@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 import radixrt.lang as rl
 from radixrt import LLM
+from radixrt.base.errors import EngineDiedError
 from tests.servers import Server, run_server
 
 
@@ -127,7 +129,7 @@ def test_a_stream_that_ends_in_the_middle_is_a_lost_connection() -> None:
             rl.function(program).run(backend=f"http://127.0.0.1:{port}")
 
 
-def test_an_engine_that_is_closed_ends_the_programs_that_it_answers() -> None:
+def test_an_engine_that_is_closed_ends_the_programs_that_it_answers_and_leaves_no_process() -> None:
     errors: list[Exception] = []
 
     def run(streamed: bool) -> None:
@@ -140,12 +142,17 @@ def test_an_engine_that_is_closed_ends_the_programs_that_it_answers() -> None:
 
     with LLM(max_total_tokens=16384) as llm:
         backend = rl.Engine(llm)
+        family = [psutil.Process(pid) for pid in llm._engine.pids.values()]
         threads = [threading.Thread(target=run, args=(number % 2 == 0,)) for number in range(10)]
         for thread in threads:
             thread.start()
         wait_until(lambda: llm.stats().running > 0)
+    assert len(family) == 3 and not any(process.is_running() for process in family)
+    llm.close()
     for thread in threads:
         thread.join(30)
     assert len(errors) == 10
     with pytest.raises(rl.ConnectionLost, match="closed"):
         ask.run(backend=backend)
+    with pytest.raises(EngineDiedError, match="closed"):
+        llm.generate("a")

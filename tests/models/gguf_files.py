@@ -38,6 +38,8 @@ _ARCHITECTURES = {
 }
 _TOWERS = ("_vision.", "vision_tower.", "vision_model.", "visual.", "projector.", "connector.")
 """Parts of the names of tensors that are not in the file of the language model."""
+_FURTHER = ("eh_proj.weight", "mtp.fc.weight")
+"""Ends of the name that a layer has which predicts further tokens."""
 _PERMUTED = ("llama", "mistral", "ministral3", "granite", "smollm3", "granitemoehybrid", "bamba")
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 
@@ -62,11 +64,18 @@ def write_gguf(
     """
     config = json.loads((checkpoint / "config.json").read_text())
     config = config.get("text_config", config)
+    stored = load_file(checkpoint / "model.safetensors")
+    layers = config["num_hidden_layers"]
+    if has_further := any(name.endswith(_FURTHER) for name in stored):
+        stored = {_further_name(name, layers): tensor for name, tensor in stored.items()}
+        config["num_hidden_layers"] = layers + 1
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     if config["model_type"] in gguf_hybrids.KINDS:
         config = gguf_hybrids.add_config(writer, config)
     _add_config(writer, config)
+    if has_further:
+        writer.add_nextn_predict_layers(1)
     if "kv_lora_rank" in config:
         _add_latents(writer, config, splits_latents)
     _add_byte_level_tokenizer(writer, checkpoint, **metadata)
@@ -77,7 +86,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     pieces = (
         piece
-        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+        for name, tensor in stored.items()
         for piece in _pieces(config, name, tensor)
         for piece in (_split(config, *piece) if splits_latents else [piece])
     )
@@ -158,8 +167,26 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
+def _further_name(name: str, layers: int) -> str:
+    """Qwen's names of a layer that predicts further tokens, as others have them."""
+    if not name.startswith("mtp."):
+        return name
+    parts = {
+        "layers.0.": "",
+        "fc.": "eh_proj.",
+        "pre_fc_norm_embedding.": "enorm.",
+        "pre_fc_norm_hidden.": "hnorm.",
+        "norm.": "shared_head.norm.",
+    }
+    rest = name.removeprefix("mtp.")
+    part = next(part for part in parts if rest.startswith(part))
+    return f"model.layers.{layers}.{parts[part]}{rest.removeprefix(part)}"
+
+
 def _own_name(name: str) -> str | None:
-    """The name of a tensor of Gemma 4 that the package has none for; None: it has one."""
+    """The name of a tensor for which the package has none in all architectures; None: it has one."""
+    if not name.startswith("model.layers."):
+        return None
     layer, _, part = name.removeprefix("model.layers.").partition(".")
     own = {
         "layer_scalar": "layer_output_scale.weight",
@@ -168,6 +195,12 @@ def _own_name(name: str) -> str | None:
         "router.proj.weight": "ffn_gate_inp.weight",
         "experts.gate_up_proj": "ffn_gate_up_exps.weight",
         "experts.down_proj": "ffn_down_exps.weight",
+        "eh_proj.weight": "nextn.eh_proj.weight",
+        "enorm.weight": "nextn.enorm.weight",
+        "hnorm.weight": "nextn.hnorm.weight",
+        "embed_tokens.weight": "nextn.embed_tokens.weight",
+        "shared_head.head.weight": "nextn.shared_head_head.weight",
+        "shared_head.norm.weight": "nextn.shared_head_norm.weight",
     }
     return f"blk.{layer}.{own[part]}" if part in own else None
 

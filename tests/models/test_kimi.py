@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt import LLM, SamplingParams
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.token_bytes import TokenBytes
@@ -23,6 +23,7 @@ from radixrt.models.loader import load_model, transformers_config
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.checkpoints import make_checkpoint
 from tests.models.harness import Harness
+from tests.servers_in_process import serving_in_process
 from tests.tiny_tokenizers import TEXT, train_byte_level
 
 SPLITS = "|".join([
@@ -194,15 +195,16 @@ def test_special_tokens_are_named_or_reserved(vocabulary: Vocabulary) -> None:
 
 
 def test_it_answers_chats(kimi: Path) -> None:
-    with LLM(str(kimi), max_total_tokens=2048) as llm:
-        chat, sampling = [{"role": "user", "content": "你好 world"}], SamplingParams(max_tokens=4)
-        answer = llm.chat(chat, sampling)
-        number = llm.chat(chat, sampling, regex="[0-9]{3}")
+    chat: Any = [{"role": "user", "content": "你好 world"}]
+    with serving_in_process(kimi, max_total_tokens=2048) as server:
+        ask = partial(server.openai.chat.completions.create, model="tiny", messages=chat, max_tokens=4)  # fmt: skip
+        answer, number = ask(), ask(extra_body={"regex": "[0-9]{3}"})
     first = len(RANKS)
     prompt = [first + 3, *tokens_of("user"), first + 6, *tokens_of("你好 world"), first + 2]
     prompt += [first + 4, *tokens_of("assistant"), first + 6]
-    assert answer.num_prompt_tokens == len(prompt)
-    assert len(number.text) == 3 and number.text.isdigit()
+    assert answer.usage.prompt_tokens == len(prompt)
+    text = number.choices[0].message.content
+    assert len(text) == 3 and text.isdigit()
 
 
 @pytest.mark.parametrize(

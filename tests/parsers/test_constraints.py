@@ -1,7 +1,8 @@
 """Random answers of the constraints of formats that write each parameter by itself: their arguments
-satisfy the schema."""
+satisfy the schema. ``make constraint-matrix`` has more of them."""
 
 import json
+import os
 import random
 import re
 from typing import Any
@@ -73,6 +74,12 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
+EVERY_SCRIPT = "RADIXRT_EVERY_SCRIPT" in os.environ
+ENOUGH = 100 if EVERY_SCRIPT else 20
+"""Checked values to be found in random answers."""
+ANSWERS = 20 if EVERY_SCRIPT else 4
+"""Random answers of each schema."""
+
 HUGE = re.compile(r"\d[eE]\+?\d{3}")
 """A number that no float holds. A call with one is read as text, since clients could not read its
 arguments."""
@@ -137,7 +144,7 @@ def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str) -> N
         (answers.checks, ""),
         (calls_of_checked(form, False).checks, "" if form == "pythonic" else "I look: "),
     ]
-    for _ in range(60):
+    for _ in range(3 * ENOUGH):
         answer = random_answer(load_grammar(answers.grammar, facts), rng)
         if answer is None:
             continue
@@ -145,7 +152,7 @@ def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str) -> N
         for checks, begin in checks_and_begins:
             assert isinstance(checks, CheckedTags)
             found = values_are_those_of_the_calls(form, checks, begin + answer)
-        if (num_found := num_found + len(found)) >= 30:
+        if (num_found := num_found + len(found)) >= ENOUGH:
             break
     assert num_found >= 20
     checks, _ = checks_and_begins[1]
@@ -208,7 +215,7 @@ def test_what_a_constraint_lets_through_satisfies_the_schema_once_it_is_read(for
         tool = tool_calls.Tool.from_schema("f_x", schema, True, "p")
         held = tool_calls.calls([tool], FORMATS[form], required=True, most=2)
         grammar = compile_constraint(held, facts, CompileOptions()).grammar
-        for _ in range(6):
+        for _ in range(ANSWERS):
             text = random_answer(load_grammar(grammar, facts), rng)
             if text is None or HUGE.search(text):
                 continue

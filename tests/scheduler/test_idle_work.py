@@ -2,8 +2,11 @@
 
 import random
 
+import pytest
 from msgspec.structs import replace
 
+from radixrt.messages.requests import IdleKind
+from radixrt.scheduler.idle_work import QUIET_S
 from tests.scheduler.engine_model import EngineModel, limits
 
 LONG = [i * 7 % 43 for i in range(200)]
@@ -23,6 +26,20 @@ def idle_model(share: float = 1.0, **changes: object) -> tuple[EngineModel, Cloc
     return EngineModel(limits(idle_share=share, **changes), clock), clock
 
 
+def finish(model: EngineModel, clock: Clock) -> None:
+    """Until everything has finished; the clock goes on where idle work rests."""
+    while True:
+        while len(model.sent) < 2 and model.plan() is not None:
+            pass
+        if model.sent:
+            model.absorb()
+        elif (rest := model.scheduler.state.idle.seconds_to_rest()) is not None:
+            clock.now += rest
+        else:
+            break
+    model.run()
+
+
 def test_an_idle_prompt_is_in_the_tree_afterwards_and_counts_apart() -> None:
     model, _ = idle_model()
     idle = model.add(LONG, max_tokens=0, idle="expected")
@@ -38,7 +55,7 @@ def test_an_idle_prompt_is_in_the_tree_afterwards_and_counts_apart() -> None:
 
 
 def test_a_request_waits_for_one_idle_step_and_the_idle_work_goes_on_behind_it() -> None:
-    model, _ = idle_model()
+    model, clock = idle_model()
     idle = model.add(LONG, max_tokens=0, idle="expected")
     model.plan()
     model.absorb()
@@ -53,9 +70,31 @@ def test_a_request_waits_for_one_idle_step_and_the_idle_work_goes_on_behind_it()
             assert idle not in [one.seq_id for one in model.scheduler.state.slots.running()]
         model.absorb()
     assert idle not in model.finished
-    model.run()
+    finish(model, clock)
     assert model.finished[idle] == "length"
     assert model.scheduler.state.counters.idle_tokens <= len(LONG) + 64  # the step that was dropped
+
+
+@pytest.mark.parametrize("kind", ["expected", "arriving"])
+def test_no_idle_step_begins_while_the_last_tokens_of_an_answer_are_on_their_way(
+    kind: IdleKind,
+) -> None:
+    model, clock = idle_model()
+    idle = model.scheduler.state.idle
+    real = model.add([5] * 9, max_tokens=4)
+    model.add(LONG, max_tokens=0, idle=kind)
+    while real not in model.finished:
+        while len(model.sent) < 2 and model.plan() is not None:
+            pass
+        model.absorb()
+    assert not model.sent and model.plan() is None
+    assert idle.seconds_to_rest() == QUIET_S
+    clock.now = QUIET_S / 2
+    assert model.plan() is None
+    clock.now = QUIET_S
+    assert idle.seconds_to_rest() is None
+    finish(model, clock)
+    assert model.scheduler.state.counters.idle_tokens == len(LONG)
 
 
 def test_idle_steps_take_no_more_than_their_share() -> None:
@@ -132,14 +171,25 @@ def test_a_client_may_take_its_idle_prompt_back_at_any_time() -> None:
 def test_random_requests_beside_idle_work() -> None:
     for seed in range(4):
         rng = random.Random(seed)
-        model, _ = idle_model(num_pages=64)
+        model, clock = idle_model(num_pages=64)
+        state, real = model.scheduler.state, set()
         for _ in range(120):
             if rng.random() < 0.2:
                 size = rng.randrange(1, 150)
                 model.add(LONG[:size], max_tokens=0, idle="expected")
             if rng.random() < 0.2:
-                model.add(LONG[: rng.randrange(1, 60)], max_tokens=rng.randrange(1, 9))
-            if model.plan() is not None:
+                answer = {"max_tokens": rng.randrange(1, 9)}
+                real.add(model.add(LONG[: rng.randrange(1, 60)], **answer))
+            if (plan := model.plan()) is not None:
+                in_flight = [step.is_idle for step in state.in_flight._steps]
+                assert in_flight.count(True) <= 1
+                assert not in_flight[-1] or real <= model.finished.keys()
+                decoding = state.slots.is_decoding.nonzero()[0].tolist()
+                rows = {*decoding, *(chunk.slot for chunk in plan.prefill)}
+                computed = [one.is_idle for one in state.slots.running() if one.slot in rows]
+                assert computed == [in_flight[-1]] * len(computed)
+            if model.sent and (len(model.sent) == 2 or rng.random() < 0.5):
                 model.absorb()
-        model.run()
+            clock.now += QUIET_S * rng.random()
+        finish(model, clock)
         assert model.scheduler.state.counters.idle_tokens > 0

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.servers import Server, run_server
+from tests.checkpoints import make_served
+from tests.servers import Server, run_server, serving
 
 
 @pytest.fixture(scope="session")
 def served_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer."""
     folder = tmp_path_factory.mktemp("tiny-llama")
-    return make_tokenizer(make_checkpoint("llama", folder))
+    return make_served(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_server(served_checkpoint: Path) -> Iterator[Callable[..., Server]]:
-    """``start_server("--page-size", "1")``: a server that answers; stopped at the end of the
-    session."""
+    """``start_server("--page-size", "1")``: a server that answers; stopped when the tests of a file
+    are done."""
     started: list[Server] = []
 
     def start(*flags: str) -> Server:
@@ -33,6 +33,8 @@ def start_server(served_checkpoint: Path) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture(scope="session")
-def server(start_server: Callable[..., Server]) -> Server:
+def server(served_checkpoint: Path) -> Iterator[Server]:
     """One server that many tests share."""
-    return start_server("--page-size", "4", "--max-total-tokens", "8192")
+    flags = ("--page-size", "4", "--max-total-tokens", "8192")
+    with serving(served_checkpoint, "--served-model-name", "tiny", *flags) as server:
+        yield server

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from tests.agent_turns import AGENTS
+from tests.api.conftest import RunningServer
 from tests.api.test_agent_turns import FORGETFUL
 from tests.clients.checkpoint import make_agent_checkpoint
-from tests.servers import Server, serving
+from tests.servers_in_process import serving_in_process
 
 NUM_TURNS = 10
 CACHED_SHARE = 0.95
@@ -25,15 +26,17 @@ CLOSING = len("</think>")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     model = make_agent_checkpoint(tmp_path_factory.mktemp("agents"), FORGETFUL)
-    flags = ("--reasoning-parser", "deepseek-r1", "--page-size", "4", "--max-total-tokens", "65536")
-    with serving(model, "--served-model-name", "tiny", *flags) as running:
+    settings = {"reasoning_parser": "deepseek-r1", "page_size": 4, "max_total_tokens": 65536}
+    with serving_in_process(model, **settings) as running:
         yield running
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_the_tokens_of_a_turn_come_from_the_cache_in_the_next(server: Server, name: str) -> None:
+def test_the_tokens_of_a_turn_come_from_the_cache_in_the_next(
+    server: RunningServer, name: str
+) -> None:
     extra: dict[str, Any] = {"max_reasoning_tokens": BUDGET, "seed": 1, "cache_salt": name}
     extra |= {"logit_bias": {"0": -100, "1": -100}}
     extra |= {"tool_choice": "required", "parallel_tool_calls": False}
@@ -50,7 +53,7 @@ def test_the_tokens_of_a_turn_come_from_the_cache_in_the_next(server: Server, na
     assert all(turn.output > BUDGET for turn in turns)
 
 
-def test_the_bound_of_the_reasoning_is_exact(server: Server) -> None:
+def test_the_bound_of_the_reasoning_is_exact(server: RunningServer) -> None:
     asked = {
         "messages": [{"role": "user", "content": "How is the weather?"}],
         "seed": 5,

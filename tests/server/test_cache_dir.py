@@ -19,6 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
+import radixrt_kernels
+from radixrt.base.config import DEMO_MODEL
+from radixrt.base.errors import ConfigError
+from radixrt.models.checkpoint import resolve_model_path
+from tests.engine.in_process import InProcessEngine
 from tests.servers import Server, run_server, serving
 
 KILLS = int(os.environ.get("RADIXRT_CACHE_KILLS", "1"))
@@ -144,13 +149,8 @@ def kept_server(after_kills: Kept) -> tuple[Server, Path]:
 
 def test_a_second_server_refuses_the_directory(kept_server: tuple[Server, Path]) -> None:
     _, folder = kept_server
-    other = run_server("demo", "--cache-dir", str(folder))
-    try:
-        assert other.process.wait(60) != 0
-        assert other.process.stdout is not None
-        assert "uses the cache of this model" in other.process.stdout.read()
-    finally:
-        other.remove()
+    with pytest.raises(ConfigError, match="uses the cache of this model"):
+        InProcessEngine(resolve_model_path(DEMO_MODEL), cache_dir=str(folder))
 
 
 def test_a_worker_that_is_killed_leaves_its_pages(
@@ -173,14 +173,19 @@ def test_the_reading_shows_the_disk(kept_server: tuple[Server, Path]) -> None:
     assert seen["disk_pages"] >= 26 and seen["disk_stopped"] == 0
 
 
-def test_another_instruction_set_finds_nothing(
-    kept_server: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.skipif(not radixrt_kernels.available(), reason="PyTorch's kernels are of one set")
+def test_another_instruction_set_finds_nothing(kept_server: tuple[Server, Path]) -> None:
     _, folder = kept_server
-    monkeypatch.setenv("RADIXRT_KERNELS_ISA", "baseline")
-    with serving("demo", "--cache-dir", str(folder)) as server:
-        assert stats(server)["disk_pages"] == 0
-        assert generate(server, DOCUMENTS[7])["meta_info"]["cached_tokens"] == 0
+    native = radixrt_kernels.native
+    before = native.isa()
+    native.use_isa("baseline")
+    try:
+        engine = InProcessEngine(resolve_model_path(DEMO_MODEL), cache_dir=str(folder))
+        assert engine.disk is not None and engine.disk.stats()["disk_pages"] == 0
+        engine.generate([DOCUMENTS[7]])
+        assert engine.cached == [0]
+    finally:
+        native.use_isa(before)
 
 
 @pytest.fixture

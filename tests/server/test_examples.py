@@ -1,4 +1,4 @@
-"""The examples and the load generator print the promised results on a real server."""
+"""The examples and the load generator print the promised results with a real model."""
 
 import argparse
 import itertools
@@ -13,7 +13,7 @@ import pytest
 from bench import children
 from radixrt.bench.arguments import add_arguments
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.servers import serving
+from tests.servers_in_process import serving_in_process
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -27,7 +27,7 @@ def long_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_url(long_checkpoint: Path) -> Iterator[str]:
-    with serving(long_checkpoint, "--max-total-tokens", "32768") as server:
+    with serving_in_process(long_checkpoint, max_total_tokens=32768) as server:
         yield f"{server.url}/v1"
 
 
@@ -70,7 +70,7 @@ def test_the_offline_example_needs_no_server(long_checkpoint: Path) -> None:
 
 
 def test_with_hints_an_agent_finds_its_conversation_after_its_tool(long_checkpoint: Path) -> None:
-    with serving(long_checkpoint, "--max-total-tokens", "6144") as server:
+    with serving_in_process(long_checkpoint, max_total_tokens=6144) as server:
         output = run_example("cache_hints.py", "--base-url", f"{server.url}/v1")
     counts = re.findall(r"(\d+) of the next turn's (\d+) prompt tokens", output)
     (without, _), (with_hints, prompt) = [(int(cached), int(total)) for cached, total in counts]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.conftest import Server
+from tests.server.test_life import assert_all_gone
 from tests.server.test_takeover import (
     PROMPT,
     Stream,
@@ -85,7 +86,7 @@ def test_a_process_whose_main_loop_waits_for_itself_is_replaced_soon(
     wait_until_ready(server)
 
 
-@pytest.mark.parametrize("victim", ["worker", "scheduler"])
+@pytest.mark.parametrize("victim", [name for name in VICTIMS if name != "tokenizer"])
 def test_a_step_that_computes_for_long_is_no_hang(server: Server, victim: str) -> None:
     """However long the steps before it took."""
     process = process_of(server, victim)
@@ -97,8 +98,10 @@ def test_a_step_that_computes_for_long_is_no_hang(server: Server, victim: str) -
 
 
 def test_an_api_process_that_was_stopped_ends_the_server_soon(server: Server) -> None:
+    family = server.family()
     seconds = seconds_until_dead(server, "api", signal.SIGSTOP)
     print(f"An api process that was stopped is gone after {seconds:.1f} s.")
     assert seconds < 6.0
     assert server.process.wait(30) == 1
+    assert_all_gone(family)
     until(lambda: "The api process gave no sign of life" in "".join(server.log))

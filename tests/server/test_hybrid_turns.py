@@ -11,7 +11,7 @@ from tests import agent_turns
 from tests.agent_turns import AGENTS
 from tests.api.test_agent_turns import FORGETFUL
 from tests.clients.checkpoint import make_agent_checkpoint
-from tests.servers import serving
+from tests.servers_in_process import serving_in_process
 
 NUM_TURNS = 20
 CACHED_SHARE = 0.98
@@ -30,8 +30,7 @@ def test_a_turn_finds_the_prompt_of_the_turn_before(
 ) -> None:
     monkeypatch.setattr(agent_turns, "SYSTEM", agent_turns.SYSTEM * 6)
     model = make_agent_checkpoint(tmp_path, FORGETFUL, architecture)
-    flags = ("--reasoning-parser", "qwen3", "--max-total-tokens", "65536")
-    with serving(model, "--served-model-name", "tiny", *flags) as running:
+    with serving_in_process(model, reasoning_parser="qwen3", max_total_tokens=65536) as running:
         turns = list(itertools.islice(AGENTS["chat"](running.url, "tiny", EXTRA), NUM_TURNS))
     for before, turn in itertools.pairwise(turns):
         assert turn.cached >= CACHED_SHARE * before.prompt

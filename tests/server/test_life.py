@@ -1,5 +1,6 @@
 """How a server starts, ends, and dies."""
 
+import argparse
 import contextlib
 import os
 import signal
@@ -15,9 +16,14 @@ import psutil
 import pytest
 
 from bench import children
+from radixrt.base.channels import Channels
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.cli.main import main
 from radixrt.supervisor.launch import bind
+from radixrt.tokenizer.process import run_tokenizer
+from radixrt.worker.process import pick_device
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.server.dialects import DIALECTS, DialectStream, assert_refused, whole_answer
 from tests.server.test_takeover import Stream, process_of, request, until, wait_until_unready
@@ -80,12 +86,14 @@ def test_sigterm_lets_running_answers_end_refuses_new_ones_and_leaves_nothing(
             texts = [threads.submit(stream.run) for stream in streams]
             texts += [threads.submit(whole_answer, server, dialect) for dialect in DIALECTS]
             until(lambda: begun(server) >= before + 3 * len(DIALECTS), timeout_s=60)
+            enough = output_tokens(server) + 100 * len(texts)  # of the 300 of each answer
             while not all(stream.text for stream in streams):
                 assert not any(text.done() for text in texts)
-                worker.resume()
-                time.sleep(0.01)  # some steps of the 300 that the answers take
-                worker.suspend()
-                time.sleep(0.2)
+                if output_tokens(server) < enough:
+                    worker.resume()
+                    time.sleep(0.01)
+                    worker.suspend()
+                time.sleep(0.1)  # until the texts of these steps have come
             assert not any(text.done() for text in texts)
             server.process.terminate()
             wait_until_unready(server, "shutting down")
@@ -113,6 +121,11 @@ def begun(server: Server) -> int:
     return stats["running"] + stats["waiting"] + stats["finished"]
 
 
+def output_tokens(server: Server) -> int:
+    """Tokens of all answers so far."""
+    return int(server.info()["stats"]["output_tokens"])
+
+
 @pytest.mark.parametrize(
     "signals",
     [(signal.SIGTERM, signal.SIGINT)]
@@ -129,11 +142,12 @@ def test_sigint_or_a_second_signal_ends_at_once_with_an_error_event(
     assert "stopped" in stream.error
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "api"])
+@pytest.mark.parametrize("victim", ["supervisor"] + IN_FULL * ["api"])
 def test_a_killed_supervisor_or_api_process_takes_all_others_along(
     served_checkpoint: Path, tmp_path: Path, victim: str
 ) -> None:
-    """The death of the others does not: tests/server/test_takeover.py."""
+    """The death of the others does not: tests/server/test_takeover.py. An api process that hangs is
+    killed in tests/server/test_hangs.py."""
     with busy_server(served_checkpoint, tmp_path) as (server, _):
         if victim == "supervisor":
             server.process.kill()
@@ -241,8 +255,11 @@ def test_missing_and_broken_chat_templates(
     assert f"{broken}, line 1" in failure(served_checkpoint, "--chat-template", str(broken))
 
 
-def test_missing_tokenizer(tmp_path: Path) -> None:
-    assert "okenizer" in failure(make_checkpoint("llama", tmp_path))
+def test_missing_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")  # so that the process does not set it
+    config = ServerConfig(model_path=str(make_checkpoint("llama", tmp_path)))
+    with pytest.raises(ConfigError, match="okenizer"):
+        run_tokenizer(config, Channels(tmp_path), argparse.Namespace(), SupervisorLink())
 
 
 def test_too_little_memory_for_the_kv_pool(served_checkpoint: Path) -> None:
@@ -258,4 +275,5 @@ def test_settings_out_of_range(refusal: Callable[..., str], served_checkpoint: P
     assert "--context-length 99999 is more than" in refusal(
         served_checkpoint, "--context-length", "99999"
     )
-    assert "--device cuda" in failure(served_checkpoint, "--device", "cuda"), "by the worker"
+    with pytest.raises(ConfigError, match="--device cuda"):  # by the worker
+        pick_device("cuda", 0)

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import Server, serving
+from tests.api.conftest import RunningServer
+from tests.servers_in_process import serving_in_process
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -21,14 +22,14 @@ TURNS, ANSWER_TOKENS = 10, 64
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template: Path = tmp_path_factory.mktemp("template") / "drops_thinking.jinja"
     template.write_text(TEMPLATE)
-    with serving("demo", "--chat-template", str(template), "--idle-share", "1", "--log-level", "warning") as one:  # fmt: skip
+    with serving_in_process("demo", chat_template=str(template), idle_share=1.0) as one:
         yield one
 
 
-def turns(server: Server, *, prepares: bool, salt: str) -> list[tuple[int, str]]:
+def turns(server: RunningServer, *, prepares: bool, salt: str) -> list[tuple[int, str]]:
     """Tokens computed at the start of each turn, and its answer."""
     messages: list[dict[str, Any]] = []
     found = []
@@ -62,7 +63,7 @@ def _wait_until_idle(client: httpx.Client) -> None:
         time.sleep(0.15)
 
 
-def test_the_next_turn_begins_in_the_cache_and_answers_alike(server: Server) -> None:
+def test_the_next_turn_begins_in_the_cache_and_answers_alike(server: RunningServer) -> None:
     without = turns(server, prepares=False, salt="without")
     ahead = turns(server, prepares=True, salt="ahead")
     assert [text for _, text in ahead] == [text for _, text in without]

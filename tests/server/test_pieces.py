@@ -108,6 +108,14 @@ def test_every_dialect_may_name_a_prompt(client: httpx.Client) -> None:
     answer = post(client, "/api/chat", model="demo", messages=[rest], stream=False, continue_from=opened, options=options)  # fmt: skip
     assert answer["message"]["content"] == expected
     assert client.delete(f"/v1/prompts/{opened}").status_code == 200
+    text = post(client, "/v1/prompts", prompt=FACTS)["id"]
+    sampling = {"temperature": 0, "max_new_tokens": 8}
+    answer = post(client, "/generate", text=QUESTION, continue_from=text, sampling_params=sampling)
+    whole = post(client, "/v1/completions", prompt=FACTS + QUESTION, **greedy)
+    assert answer["text"] == choice(whole)
+    for wrong in ({"text": QUESTION, "continue_from": "gone"}, {"text": ["a"], "continue_from": text}):  # fmt: skip
+        assert client.post("/generate", json=wrong).status_code in (400, 404)
+    client.delete(f"/v1/prompts/{text}").raise_for_status()
 
 
 @pytest.fixture(scope="module", params=KINDS if SPLITS else ["demo"])

@@ -25,7 +25,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
-from tests.checkpoints import make_tokenizer
+from tests.checkpoints import make_served
 
 NUM_SCHEMAS = 200
 AT_A_TIME = 16
@@ -122,8 +122,8 @@ class SchemaMaker:
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint: Callable[[str], Path]) -> Iterator[BackgroundEngine]:
-    folder = make_tokenizer(checkpoint("llama"))
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundEngine]:
+    folder = make_served(tmp_path_factory.mktemp("llama"))
     config = ServerConfig(
         model_path=str(folder),
         max_total_tokens=16384,

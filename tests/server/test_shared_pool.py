@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.checkpoints import make_checkpoint, make_served, make_tokenizer
 from tests.servers import Server, samples, serving
 from tests.torture.leaks import module_of
 
@@ -20,9 +20,11 @@ SMALL = ("--dtype", "float32", "--speculation", "off", "--max-total-tokens", "20
 WHOLE_PAGES = [16 * ((len(document) - 1) // 16) for document in DOCUMENTS]
 
 
-def generate(server: Server, prompts: Any, num_tokens: int = 20) -> list[dict[str, Any]]:
+def generate(
+    server: Server, prompts: Any, num_tokens: int = 20, **fields: Any
+) -> list[dict[str, Any]]:
     sampling = {"temperature": 0.0, "max_new_tokens": num_tokens, "ignore_eos": True}
-    body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
+    body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True, **fields}
     response = httpx.post(f"{server.url}/generate", json=body, timeout=120)
     assert response.status_code == 200, response.text
     return response.json()
@@ -62,9 +64,9 @@ def cached_tokens(answers: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cold() -> Iterator[Server]:
-    with serving("demo", "--shared-kv-pool", "off", "--speculation", "off") as server:
-        yield server
+def right(demo_server: Server) -> list[tuple[list[int], list[float]]]:
+    """The bits of a server of which no process dies, and that has not seen the documents."""
+    return bits(generate(demo_server, DOCUMENTS, cache_salt="shared pool"))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +76,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("victim", ["worker", "scheduler"])
-def test_a_death_loses_no_page(server: Server, cold: Server, victim: str) -> None:
-    right = bits(generate(cold, DOCUMENTS))
+def test_a_death_loses_no_page(
+    server: Server, right: list[tuple[list[int], list[float]]], victim: str
+) -> None:
     assert bits(generate(server, DOCUMENTS)) == right
     kill(server, victim)
     again = generate(server, DOCUMENTS)
@@ -85,7 +88,7 @@ def test_a_death_loses_no_page(server: Server, cold: Server, victim: str) -> Non
 
 
 def test_answers_go_on_without_their_prompts_being_computed_again(
-    server: Server, cold: Server
+    server: Server, demo_server: Server
 ) -> None:
     prompts = [[7 + number, *document, *document] for number, document in enumerate(DOCUMENTS)]
     answers: list[dict[str, Any]] = []
@@ -96,7 +99,7 @@ def test_answers_go_on_without_their_prompts_being_computed_again(
         pass
     kill(server, "worker")
     asking.join()
-    assert bits(answers) == bits(generate(cold, prompts, 600))
+    assert bits(answers) == bits(generate(demo_server, prompts, 600))
     whole_pages = sum(16 * (len(prompt) // 16) for prompt in prompts)
     assert stats(server)["cached_tokens"] >= whole_pages, "of the new engine alone"
 
@@ -110,10 +113,11 @@ def test_a_second_death_without_a_token_begins_with_an_empty_pool(server: Server
     assert cached_tokens(generate(server, [DOCUMENTS[0]])) == [0]
 
 
-def test_a_worker_that_broke_its_memory_leaves_nothing(server: Server, cold: Server) -> None:
+def test_a_worker_that_broke_its_memory_leaves_nothing(
+    server: Server, right: list[tuple[list[int], list[float]]]
+) -> None:
     """It may have written where it should not: a pool is only as good as the process that wrote
     it."""
-    right = bits(generate(cold, DOCUMENTS))
     generate(server, DOCUMENTS)
     assert cached_tokens(generate(server, DOCUMENTS)) == WHOLE_PAGES
     kill(server, "worker", signal.SIGSEGV)
@@ -136,7 +140,7 @@ def test_states_of_recurrent_layers_outlive_their_worker(
 def test_the_parts_of_all_ranks_are_there_or_none(tmp_path_factory: pytest.TempPathFactory) -> None:
     """In memory after a rank was killed, and not after one has broken its memory: then from disk, but
     for a page of which one rank's part is damaged."""
-    folder = make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("model")))
+    folder = make_served(tmp_path_factory.mktemp("model"))
     cache = tmp_path_factory.mktemp("kept") / "cache"
     flags = (*SMALL, "--tp", "2", "--shared-kv-pool", "on", "--cache-dir", str(cache))
     with serving(folder, *flags) as server:

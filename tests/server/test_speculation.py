@@ -65,6 +65,7 @@ def test_an_answer_is_the_same_with_and_without_drafts(ask: Any, fields: dict[st
     salt = str(fields)
     plain = ask(**fields, speculation=False, cache_salt=salt)
     assert drafted(plain) == (0, 0)
+    assert "drafts" not in plain["usage"]["completion_tokens_details"]
     for _ in range(3):  # the first finds how the plain one went on
         answer = ask(**fields, cache_salt=salt)
         assert without_ids(answer) == without_ids(plain)  # and the bits of the log-probabilities
@@ -79,6 +80,8 @@ def test_an_answer_that_is_repeated_is_drafted_from_the_tree_of_its_salt(
     assert again["choices"] == first["choices"]
     # At any price one token in 31 is drafted, and what was the answer before is right again.
     assert drafted(again)[0] > 0
+    from_tree = again["usage"]["completion_tokens_details"]["drafts"]["tree"]
+    assert 0 < from_tree["accepted"] <= from_tree["drafted"]
     metrics = httpx.get(f"{demo_server.url}/metrics").text
     assert re.search(r'radixrt_accepted_draft_tokens_total\{drafter="tree"[^}]*\} [1-9]', metrics)
 

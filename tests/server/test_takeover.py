@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,35 @@ def undisturbed_dialects(server: Server) -> list[str]:
     return texts
 
 
+@dataclass
+class Kept:
+    """A lease and a subscriber that are there before any death."""
+
+    lease: dict[str, Any]
+    mirror: Any
+    stream: Any
+    """That the subscriber follows then."""
+
+
+@pytest.fixture(scope="module")
+def kept(server: Server, sockets: Path) -> Kept:
+    wait_until_ready(server)
+    mirror = runpy.run_path(str(EXAMPLE))["subscribe"](
+        f"ipc://{sockets}/events", f"ipc://{sockets}/replays"
+    )
+    lease = post(server, "/v1/cache/pin", {"prompt": TO_PIN, "ttl_s": 600}).json()
+    follow(mirror, lambda: mirror.hashes)
+    return Kept(lease, mirror, mirror.stream)
+
+
+def follow(mirror: Any, condition: Callable[[], Any]) -> None:
+    """Take batches of events until the condition holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        mirror.update(100)
+
+
 EVERY_DEATH = [
     (victim, how)
     for victim in ("worker", "scheduler", "tokenizer")
@@ -206,6 +236,7 @@ DEATHS = EVERY_DEATH if "RADIXRT_TORTURE" in os.environ else [EVERY_DEATH[0], EV
 process and both ways."""
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(("victim", "how"), DEATHS)
 def test_answers_go_on_as_if_nothing_had_happened(
     server: Server,
@@ -261,32 +292,22 @@ def expect_deadline_to_be_kept(server: Server) -> None:
 
 
 def test_leases_and_subscribers_survive_and_three_deaths_without_a_token_are_the_end(
-    server: Server, sockets: Path
+    server: Server, kept: Kept
 ) -> None:
     wait_until_ready(server)
-    mirror = runpy.run_path(str(EXAMPLE))["subscribe"](
-        f"ipc://{sockets}/events", f"ipc://{sockets}/replays"
-    )
-    lease = post(server, "/v1/cache/pin", {"prompt": TO_PIN, "ttl_s": 600}).json()
-    until(lambda: mirror.update(100) or mirror.hashes)
-    stream_before = mirror.stream
-
-    process_of(server, "worker").kill()
-    wait_until_unready(server)
-    wait_until_ready(server)
+    mirror = kept.mirror
     until(lambda: server.info()["stats"]["leases"] == 1)
     pages = server.info(check_invariants=True)["stats"]["pages_cached"]
-    until(lambda: mirror.update(100) or mirror.stream != stream_before)
-    until(lambda: mirror.update(100) or len(mirror.hashes) == pages)
-    released = post(server, "/v1/cache/release", {"lease": lease["lease"]})
-    assert released.json() == {"released_tokens": lease["pinned_tokens"]}
+    follow(mirror, lambda: mirror.stream != kept.stream and len(mirror.hashes) == pages)
+    released = post(server, "/v1/cache/release", {"lease": kept.lease["lease"]})
+    assert released.json() == {"released_tokens": kept.lease["pinned_tokens"]}
     for socket in (mirror.events, mirror.replays):
         socket.close(linger=0)
 
-    for _ in range(2):  # before the new engine is ready
-        first = process_of(server, "worker")
-        first.kill()
-        first.wait(20)
+    for _ in range(3):  # the last two before the new engine is ready
+        worker = process_of(server, "worker")
+        worker.kill()
+        worker.wait(20)
     assert server.process.wait(30) == 1
     until(lambda: "The worker process was killed by SIGKILL" in "".join(server.log))
     until(lambda: not processes_of(server))

@@ -194,13 +194,13 @@ def test_what_comes_with_held_tokens_is_passed_on_once(
     make: Callable[..., CheckedSequence], vocabulary: Vocabulary
 ) -> None:
     facts = CacheFacts(cached_tokens=16, reusable_tokens=16)
-    along: dict = {"cache_facts": facts, "drafts": (3, 2), "vector": b"4321"}
+    along: dict = {"cache_facts": facts, "drafts": {"head": (3, 2)}, "vector": b"4321"}
     checked = make()
     checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"a": [4'), **along))
-    checked.absorb(SequenceOutput(tokens_of(vocabulary, ", 5"), drafts=(6, 4)))
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, ", 5"), drafts={"head": (6, 4)}))
     output = checked.take_output()
     assert output is not None
-    assert (output.cache_facts, output.drafts, output.vector) == (facts, (6, 4), b"4321")
+    assert (output.cache_facts, output.drafts, output.vector) == (facts, {"head": (6, 4)}, b"4321")
     checked.absorb(SequenceOutput(tokens_of(vocabulary, "]}"), finished=ended("length")))
     (due,) = checked.due()
     assert checked.validated(due, errors_of(due), seq_id=2) is None

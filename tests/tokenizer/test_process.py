@@ -22,7 +22,7 @@ from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.constrained.constraint import AnyJson
-from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.answers import AnswerChunk, AnswerReport, DraftCounts
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.calls import DetokenizeCall, StatsCall, TokenizeCall
 from radixrt.messages.ids import pack_ids, unpack_ids
@@ -93,7 +93,7 @@ class Stage:
         seq_id: int,
         ids: list[int],
         end: AnswerReport | None = None,
-        drafts: tuple[int, int] | None = None,
+        drafts: DraftCounts | None = None,
     ) -> None:
         self.from_scheduler.send(
             TokenBatch(
@@ -181,13 +181,16 @@ def test_the_drafts_of_an_answer_that_ends_at_a_stop_string_are_counted(
         sequence = await stage.sequence()
         ids = stage.encode("abcdEND")
         assert len(ids) == 7
-        stage.tokens(sequence.seq_id, [*ids[:3], ids[0]], drafts=(5, 3))
+        stage.tokens(sequence.seq_id, [*ids[:3], ids[0]], drafts={"ngram": (5, 3)})
         stage.tokens(sequence.seq_id, ids[1:3])
-        stage.tokens(sequence.seq_id, [*ids[3:], *ids[:3]], drafts=(11, 9))
+        stage.tokens(
+            sequence.seq_id, [*ids[3:], *ids[:3]], drafts={"ngram": (9, 7), "head": (2, 2)}
+        )
         report = (await answering)[-1].report
         assert report.output_tokens == 10
         assert report.accepted_prediction_tokens == 3 + 4
         assert report.rejected_prediction_tokens == 2 + 2
+        assert report.drafts == {"ngram": (9, 7), "head": (2, 2)}
 
     play(vocabulary, scene)
 
@@ -362,7 +365,7 @@ def test_other_threads_run_while_a_long_text_is_encoded_or_decoded(
 ) -> None:
     """Else the tokens of running answers would wait for it. CPU times tell, on a busy machine too:
     a thread that always has work gets about as much as the library does, or next to nothing."""
-    text = "the quick fox " * 120_000
+    text = "the quick fox " * 50_000
     ids = vocabulary.encode(text, False) * 10
     long = {
         "encode": lambda: vocabulary.encode(text, False),

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,7 +13,13 @@ from radixrt.api.requests.protocol import GenerationFields, KeepRequest, PromptR
 from radixrt.api.state import Context
 from radixrt.base.errors import RequestError
 
-AnyContinuing = GenerationFields | KeepRequest | PromptRequest
+
+class Continuing(Protocol):
+    """The fields of a request that may go on from a kept conversation."""
+
+    continue_from: str | None
+    continue_after: int | None
+    cache_salt: str | None
 
 
 def access_key_of(caller: Caller, cache_salt: str | None) -> bytes:
@@ -35,7 +41,7 @@ class Continuation:
     """Number of its messages, or characters."""
 
     @staticmethod
-    def find(fields: AnyContinuing, kind: Kind, context: Context) -> "Continuation":
+    def find(fields: Continuing, kind: Kind, context: Context) -> "Continuation":
         """Raises:
         RequestError: the fields don't fit each other, or there is no such conversation.
         """

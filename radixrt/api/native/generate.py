@@ -13,6 +13,7 @@ import msgspec
 from fastapi import Response
 
 from radixrt.api.answering import Formatter, Prepared, respond
+from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints, read_json, to_struct
 from radixrt.api.http.events import DONE, json_response
 from radixrt.api.http.middleware import new_id
@@ -96,6 +97,9 @@ class NativeRequest(QueueFields, kw_only=True):
     """The first prompt token whose log-probability is returned; -1: none of the prompt."""
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
+    continue_from: str | None = None
+    """The id of a kept text, or of a prompt that arrives in pieces; ``text`` is what follows."""
+    continue_after: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,7 @@ class PreparedGenerate(Prepared):
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
         state = context.state
-        prompts, is_batch = _prompts(fields, state)
+        prompts, is_batch = _prompts(fields, Continuation.find(fields, "text", context), state)
         count = len(prompts)
         call_id, names = _request_ids(fields.rid, count)
         given = _given_sampling(fields.sampling_params, count)
@@ -159,12 +163,16 @@ class PreparedGenerate(Prepared):
         )
 
 
-def _prompts(fields: NativeRequest, state: ServerState) -> tuple[list[Prompt], bool]:
+def _prompts(
+    fields: NativeRequest, continuation: Continuation, state: ServerState
+) -> tuple[list[Prompt], bool]:
     """The prompts, and whether they came as a batch."""
     if (fields.text is None) == (fields.input_ids is None):
         raise RequestError("Give either text or input_ids.", param="text")
     if isinstance(fields.text, str):
-        return [TextPrompt(fields.text)], False
+        return [TextPrompt(continuation.text + fields.text)], False
+    if continuation.source is not None:
+        raise RequestError("continue_from is for a single prompt, as text.", param="text")
     if fields.text is not None:
         if not fields.text:
             raise RequestError("text is an empty list; give at least one prompt.", param="text")

@@ -12,7 +12,7 @@ from radixrt.api.conversations.continuation import (
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.logprobs import KeptMass, chat_logprobs
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options, request_id
+from radixrt.api.requests.options import generation_options, request_id, wants_receipt
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import (
@@ -83,7 +83,7 @@ def prepare_chat(
         constraint=constraint,
         parse_reasoning=_reasoning_parser(fields, config.reasoning_parser, constraint),
         stream_values=streams_values(fields, constraint),
-        receipt=bool(fields.receipt),
+        receipt=wants_receipt(fields, context),
         prediction="" if fields.prediction is None else fields.prediction.text(),
     )
     new = prompt.messages[bool(instructions) + continuation.taken :]

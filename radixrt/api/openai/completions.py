@@ -13,7 +13,7 @@ from radixrt.api.conversations.continuation import (
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.logprobs import CompletionLogprobs, KeptMass
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options, request_id
+from radixrt.api.requests.options import generation_options, request_id, wants_receipt
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.responses import (
@@ -98,7 +98,7 @@ def prepare_completion(
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
             constraint=constraint,
             stream_values=streams_values(fields, constraint),
-            receipt=bool(fields.receipt),
+            receipt=wants_receipt(fields, context),
         )
         for number, prompt in enumerate(prompts)
     ]

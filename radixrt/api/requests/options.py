@@ -76,6 +76,13 @@ def check_answer_count(config: ServerConfig, num_prompts: int, n: int = 1) -> No
         )
 
 
+def wants_receipt(fields: GenerationFields, context: Context) -> bool:
+    """Whether answers are to have receipts: by the field, or by a header, which a proxy can add."""
+    if fields.receipt is not None:
+        return fields.receipt
+    return context.request.headers.get("x-radixrt-receipt", "").lower() == "true"
+
+
 def generation_options(
     fields: CompletionRequest | ChatCompletionRequest,
     context: Context,

@@ -316,7 +316,7 @@ def _ministral3(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _glm4_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    """Layers that predict further tokens are the last of the file, and are not read."""
+    """Layers that predict further tokens are the last of the file, and none of the model."""
     return {
         "num_hidden_layers": config["num_hidden_layers"] - meta.get("nextn_predict_layers", 0),
         "attention_bias": meta.has("blk.0.attn_q.bias"),

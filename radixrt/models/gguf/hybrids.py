@@ -41,8 +41,8 @@ def _lfm2(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 def _qwen3_next(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """The converter brings the value heads of Qwen3.5 into another order than its checkpoints
-    have; Qwen3.5's layers that predict further tokens are the last of the file, and are not
-    read."""
+    have; Qwen3.5's layers that predict further tokens are the last of the file, and none of
+    the model."""
     heads = meta.need("ssm.time_step_rank")
     layers = config["num_hidden_layers"] - meta.get("nextn_predict_layers", 0)
     found = {

@@ -12,10 +12,12 @@ from radixrt.constrained.grammar import Unenforced
 from radixrt.messages.answers import (
     AnswerChunk,
     AnswerReport,
+    DraftCounts,
     FinishReason,
     LogprobColumns,
     PromptInfo,
     PromptProgress,
+    draft_totals,
 )
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import pack_ids
@@ -120,9 +122,8 @@ class AnswerState:
         """Tokens of which the client knows."""
         self._report_at = 1
         """Number of tokens at which an answer that does not stream reports its progress."""
-        self._drafted = self._accepted = 0
-        """Draft tokens until now, and of these those that were accepted, if there are stop
-        strings."""
+        self._drafts: DraftCounts = {}
+        """Until now, if there are stop strings."""
         self._processed = -1
         """Tokens of the prompt of whose computation the client knows."""
         self._sent_at = time.monotonic()
@@ -152,8 +153,8 @@ class AnswerState:
             self._num_repeated -= 1
         self._report = output.started or self._report
         self._vector = output.vector
-        accepted_before = self._accepted
-        self._drafted, self._accepted = output.drafts or (self._drafted, self._accepted)
+        _, accepted_before = draft_totals(self._drafts)
+        self._drafts = output.drafts or self._drafts
         if output.cache_facts is not None and self._record and self._explainer:
             with_texts = self.request.options.cache_hints.explain_texts
             self._explanation = self._explainer.explain(
@@ -180,7 +181,7 @@ class AnswerState:
                     self._all_ids.append(token_id)
                 self._add_text(self._detokenizer.push(token_id), token_id)
             if self.finished:  # at a stop string; further tokens of the engine are dropped
-                self._count_drafts(min(self._accepted, accepted_before + position + 1))
+                self._count_drafts(accepted_before + position + 1)
                 return
         if end is not None:
             self._finish(end)
@@ -321,7 +322,7 @@ class AnswerState:
         """The scheduler has ended the sequence."""
         self._flush_text()
         if self.finished:  # the last bytes completed a stop string
-            self._count_drafts(self._accepted)
+            self._count_drafts(self._num_tokens)
             return
         self._report = end
         if end.finish_reason == "stop":
@@ -339,13 +340,16 @@ class AnswerState:
             total_s=time.monotonic() - self._sent_at,
         )
 
-    def _count_drafts(self, accepted: int) -> None:
-        """Report the drafts of an answer that ended at a stop string, with ``accepted`` tokens of
-        them in it."""
+    def _count_drafts(self, most: int) -> None:
+        """Report the drafts of an answer that ended at a stop string, with at most so many tokens
+        of them in it."""
+        drafted, accepted = draft_totals(self._drafts)
+        accepted = min(accepted, most)
         self._report = msgspec.structs.replace(
             self._report,
             accepted_prediction_tokens=accepted,
-            rejected_prediction_tokens=self._drafted - accepted,
+            rejected_prediction_tokens=drafted - accepted,
+            drafts=self._drafts,
         )
 
     def _keep_tokens(self, rendered_chat: str) -> None:
