@@ -503,12 +503,14 @@ def test_an_8_bit_cache_serves_text_alone_where_images_are_whole(sees: Sees) -> 
 
 
 def test_ids_of_many_images_are_negative_and_no_page_repeats() -> None:
-    pages = set()
+    pages, bits = set(), 0
     for number in range(100_000):
         ids = image_key_ids(hashlib.sha256(number.to_bytes(4)).digest(), 0, SHORTEST_PAGE)
         assert ids.dtype == np.int32 and ids.max() < 0
         pages.add(ids.tobytes())
+        bits |= int(np.bitwise_or.reduce(-1 - ids))
     assert len(pages) == 100_000
+    assert bits == 2**31 - 1, "all bits tell images apart"
 
 
 def test_experts_may_be_transposed(tmp_path: Path) -> None:
