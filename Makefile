@@ -106,7 +106,7 @@ screenshots: install ## Take the screenshots of docs/web_page.md anew, in Chromi
 	RADIXRT_SCREENSHOTS=1 $(BIN)/python -m pytest tests/browser/test_screenshots.py $(ARGS)
 
 TORTURE := $(filter-out %replica_kills.py %test_models.py,$(wildcard tests/torture/test_*.py)) $(addprefix tests/server/test_,takeover.py floods.py hangs.py life.py joined_engines.py) \
-	$(addprefix tests/api/test_,stalls.py connections.py overload.py explanations.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
+	$(addprefix tests/api/test_,stalls.py connections.py overload.py explanations.py fuzz.py dialects_fuzz.py structured_fuzz.py embeddings.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
 
 torture: install ## Kill and stop every process of a server under load, a hundred times; floods, bombs, slow clients, full disks; up to 20 minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 $(TORTURE) $(ARGS)
@@ -115,7 +115,7 @@ torture-models: install ## 200 requests to three models in the memory of two, wh
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest -s --timeout 0 tests/torture/test_models.py $(ARGS)
 
 torture-replicas: install ## Kill replicas under 64 streams, a hundred times, half of them with drafts; minutes
-	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py $(ARGS)
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py tests/server/test_replicas.py $(ARGS)
 
 adapters: install ## Load and unload 100 adapters under traffic, on servers with --tp 2 and --dp 2 too, and adapters of every family (some minutes)
 	RADIXRT_ADAPTERS=100 $(BIN)/python -m pytest -q tests/adapters tests/server/test_adapters.py
@@ -132,8 +132,8 @@ fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschem
 fuzz-grammars: install ## 1,000 random grammars of each kind on a server, beside a stream whose gaps must stay under 0.2 s; some 40 minutes
 	$(BIN)/python -m tests.constrained.fuzz_grammars --grammars 1000 --seed $(or $(SEED),0) $(ARGS)
 
-constraint-matrix: install ## Reasoning × API × tool choice × budget × drafts with every adversarial script; a minute
-	RADIXRT_EVERY_SCRIPT=1 $(BIN)/python -m pytest tests/api/test_constraint_matrix.py tests/parsers/test_constraints.py $(ARGS)
+constraint-matrix: install ## Reasoning × API × tool choice × budget × drafts with every adversarial script, and more random grammars and calls; minutes
+	RADIXRT_EVERY_SCRIPT=1 $(BIN)/python -m pytest tests/api/test_constraint_matrix.py tests/parsers/test_constraints.py tests/constrained/test_matchers.py $(ARGS)
 
 live-schemas: install ## 3,000 random schemas on a live engine, each finished answer against jsonschema; many minutes
 	$(BIN)/python -m tests.torture.live_schemas --schemas 3000 --seed $(or $(SEED),0) $(ARGS)

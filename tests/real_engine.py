@@ -89,7 +89,7 @@ class RealEngine(InThreads):
             admit(admitted)
 
         runner._admit = watch
-        runner.draft_price = fixed_draft_price()
+        runner.drafts.price = fixed_draft_price()
         runner._forward.run = written.forward  # type: ignore[method-assign]
         for message in self._messages(process._inbox):
             if isinstance(message, StepPlan):

@@ -46,9 +46,7 @@ class PreparedRequest(Prepared, Generic[Fields]):
     """Keeps the conversation; None: it is not to be kept."""
 
     def check_one_answer(self) -> None:
-        """Raises:
-        RequestError: the request asks for several answers.
-        """
+        """Raises RequestError if the request asks for several answers."""
         if self.requests[0].sampling.n > 1:
             raise RequestError("There is one answer; leave n out.", param="n")
 

@@ -19,7 +19,7 @@ from radixrt.api.requests.options import check_answer_count, request_id, request
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import QueueFields, refuse_unsupported
 from radixrt.api.state import Context, errors_name
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.client.pooling import (
     Judged,
@@ -33,7 +33,6 @@ from radixrt.client.pooling import (
     run_pooled,
     shortened,
 )
-from radixrt.constrained.fields import wrong
 from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest, Prompt
 
 COHERE = "/v2/rerank"

@@ -17,9 +17,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
-from prometheus_client.core import (
-    Metric as Family,
-)
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from radixrt.api.metric_names import NamedMetrics

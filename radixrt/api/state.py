@@ -21,7 +21,7 @@ from radixrt.api.http.keys import Caller, Keys
 from radixrt.api.http.middleware import new_id
 from radixrt.api.metrics import AnswerTimer, Metrics
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import EngineDiedError, RequestError, shown
+from radixrt.base.errors import EngineDiedError, RequestError, shown, wrong
 from radixrt.client.answers import Answers
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.open_requests import id_in_use
@@ -212,17 +212,12 @@ def _grouped(requests: list[GenerateRequest], max_concurrency: int) -> list[Gene
 
 
 def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:
-    """Raises:
-    RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them
-        too; an answer that is cut off without notice would be worse.
-    """
+    """Raises RequestError if a request asks for longer answers than its key may get. OpenAI's API
+    refuses them too; an answer that is cut off without notice would be worse."""
     limit = tenant.max_tokens
     asked = max(request.sampling.max_tokens or 0 for request in requests)
     if limit is not None and asked > limit:
-        raise RequestError(
-            f"max_tokens is {asked}; this API key gets at most {limit} tokens an answer.",
-            param="max_tokens",
-        )
+        raise wrong("max_tokens", f"is {asked}; this API key gets at most {limit} tokens an answer")
 
 
 def _fingerprint(config: ServerConfig, info: EngineInfo) -> str:

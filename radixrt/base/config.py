@@ -42,12 +42,6 @@ MIN_RUNNING_REQUESTS, MAX_RUNNING_REQUESTS = 256, 1024
  _scheduling, _kv_events, _structured, _debug) = map(section, SECTIONS)  # fmt: skip
 
 
-_COMPUTING = (
-    "attention_backend", "context_length", "dtype", "ep", "grammar_backend", "grammar_whitespace", "kv_cache_dtype",
-    "load_format", "page_size", "quantization", "reasoning_parser", "tool_call_parser", "tp",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(SchedulerSettings):
     """Settings of one engine and its server. Field ``max_total_tokens`` is flag
@@ -63,9 +57,7 @@ class ServerConfig(SchedulerSettings):
         None, "Folder or hub id of the tokenizer, if it is not in the checkpoint's folder."
     )
     mmproj: str | None = _model(
-        None,
-        "Vision tower of a GGUF model, if not beside it.",
-        metavar="FILE",
+        None, "Vision tower of a GGUF model, if not beside it.", metavar="FILE"
     )
     served_model_name: str | None = _model(
         None,
@@ -111,10 +103,7 @@ class ServerConfig(SchedulerSettings):
     max_images: int = _model(64, "Most images of a request.", within=(1, 1024))
     max_image_pixels: int = _model(1 << 24, "Most pixels of an image.", within=(1, 1 << 28))
     allow_image_hosts: str | None = _model(
-        None,
-        "Hosts of images that are fetched; default: none.",
-        metavar="HOST",
-        several=True,
+        None, "Hosts of images that are fetched; default: none.", metavar="HOST", several=True
     )
     max_image_mib: int = _model(20, "Most MiB of an image's file.", within=(1, 20))
     chat_template: str | None = _model(
@@ -201,8 +190,7 @@ class ServerConfig(SchedulerSettings):
         3600.0, "Largest timeout that a request may set, in seconds.", within=(1, None)
     )
     receipts: bool = _http(
-        False,
-        "On a CPU: let requests ask for receipts (docs/guides/receipts.md).",
+        False, "On a CPU: let requests ask for receipts (docs/guides/receipts.md)."
     )
     step_timeout: float | None = _http(
         None,
@@ -420,7 +408,7 @@ class ServerConfig(SchedulerSettings):
             yield f"--draft-model drafts nothing with --speculation {self.speculation}: leave one out."
         if self.cache_dir is not None and self.disable_radix_cache:
             yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
-        if self.receipts and (self.join is not None or self.replica_listen is not None):
+        if self.receipts and self.is_linked:
             yield "--receipts names one engine: it does not go with --join or --replica-listen."
         if self.tls_key is not None and self.tls_cert is None:
             yield "--tls-key needs --tls-cert FILE."
@@ -436,8 +424,7 @@ class ServerConfig(SchedulerSettings):
             )
         if self.join is not None and self.replica_listen is not None:
             yield "--join and --replica-listen are for different machines: leave one out."
-        is_linked = self.join is not None or self.replica_listen is not None
-        if is_linked != (self.join_token_file is not None):
+        if self.is_linked != (self.join_token_file is not None):
             yield "--join-token-file goes with --join or --replica-listen, which need it."
         if self.dp == 0 and self.replica_listen is None:
             yield "--dp 0 starts no engine, so others must join: set --replica-listen."
@@ -456,7 +443,7 @@ class ServerConfig(SchedulerSettings):
                 f"--dp {self.dp}: each replica takes the next port."
             )
         adapters = named_adapters(self.lora)
-        if self.num_adapter_places and (self.join or self.replica_listen):
+        if self.num_adapter_places and self.is_linked:
             yield "--lora and --max-loras are not yet for engines that join: leave them out."
         if len(adapters) > self.num_adapter_places:
             yield f"--lora names {len(adapters)} adapters, and --max-loras is {self.max_loras}."
@@ -472,23 +459,20 @@ class ServerConfig(SchedulerSettings):
         return self.max_loras or (max(given, MIN_ADAPTER_PLACES) if given else 0)
 
     @property
-    def computing_settings(self) -> dict[str, str | int]:
-        """The settings that change what is computed, beside the checkpoint."""
-        values = {name: getattr(self, name) for name in _COMPUTING}
-        if self.load_format == "dummy":
-            values["random_seed"] = self.random_seed
-        return {name: value for name, value in values.items() if value is not None}
-
-    @property
     def expert_groups(self) -> int:
         """Groups of ranks over which experts are spread."""
         return self.ep or self.tp
 
     @property
+    def is_linked(self) -> bool:
+        """Whether there are links to engines or an ingress on other machines."""
+        return self.join is not None or self.replica_listen is not None
+
+    @property
     def is_routed(self) -> bool:
         """Whether the engine has several replicas, or may have, so that a router needs to know
         their load and their caches."""
-        return self.dp != 1 or self.join is not None or self.replica_listen is not None
+        return self.dp != 1 or self.is_linked
 
     @property
     def max_replicas(self) -> int:

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import wrong
 
 Converted = TypeVar("Converted", bound=msgspec.Struct)
 
@@ -27,13 +27,13 @@ def converted(values: dict[str, Any], kind: type[Converted], field: str = "") ->
         reason, _, path = str(error).partition(" - at ")
         name = path.strip("`$.").partition("[")[0]
         name = f"{field}.{name}" if field else name
-        raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None
+        raise wrong(name, f"is of the wrong type: {reason}") from None
 
 
 def check_depth(value: Any, field: str, limit: int = MAX_DEPTH) -> None:
     """Raises RequestError if lists and objects are nested more than ``limit`` deep."""
     if _is_deeper(value, limit - 1):
-        raise RequestError(f"{field} is nested more than {limit} deep.", param=field)
+        raise wrong(field, f"is nested more than {limit} deep")
 
 
 def _is_deeper(value: Any, allowed: int) -> bool:

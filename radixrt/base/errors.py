@@ -45,6 +45,15 @@ class RequestError(RadixrtError):
         self.retry_after_s = retry_after_s
 
 
+def wrong(where: str, problem: str) -> RequestError:
+    """The error of a field of a request.
+
+    >>> str(wrong("tools[0].name", "must be a string"))
+    'tools[0].name must be a string.'
+    """
+    return RequestError(f"{where} {problem}.", param=where)
+
+
 def shown(value: Any) -> str:
     """A value from a client in a message: short, and in short time for values of any size.
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from radixrt.base.convert import converted
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.base.settings.peers import FIELDS
 
 MAX_LOGPROBS = 20
@@ -146,21 +146,16 @@ class SamplingParams(
         for name, low, high in _RANGES:
             _require_in_range(name, getattr(self, name), low, high)
         if self.top_p == 0.0:
-            raise RequestError(
-                "top_p must be above 0; for greedy answers set temperature to 0.", param="top_p"
-            )
+            raise wrong("top_p", "must be above 0; for greedy answers set temperature to 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).",
-                param="min_tokens",
+            raise wrong(
+                "min_tokens", f"({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
             )
         for name, (limit, unit) in _MAX_LENGTHS.items():
             if (length := len(getattr(self, name) or ())) > limit:
-                raise RequestError(
-                    f"{name} takes at most {limit} {unit}, not {length}.", param=name
-                )
+                raise wrong(name, f"takes at most {limit} {unit}, not {length}")
         if any(not s for s in self.stop):
-            raise RequestError("stop must not contain an empty string.", param="stop")
+            raise wrong("stop", "must not contain an empty string")
         for token in self.stop_token_ids:
             _require_token("stop_token_ids", token, vocab_size)
         for token, bias in (self.logit_bias or {}).items():
@@ -172,9 +167,9 @@ class SamplingParams(
         allowed = self.allowed_token_ids
         if allowed is not None:
             if not 0 < len(allowed) <= MAX_ALLOWED_TOKEN_IDS:
-                raise RequestError(
-                    f"allowed_token_ids takes 1 to {MAX_ALLOWED_TOKEN_IDS} tokens, not {len(allowed)}.",
-                    param="allowed_token_ids",
+                raise wrong(
+                    "allowed_token_ids",
+                    f"takes 1 to {MAX_ALLOWED_TOKEN_IDS} tokens, not {len(allowed)}",
                 )
             for token in (min(allowed), max(allowed)):
                 _require_token("allowed_token_ids", token, vocab_size)
@@ -188,9 +183,9 @@ class SamplingParams(
         if len(sequences) > limit or not all(
             0 < len(one) <= MAX_BAD_WORD_CHARS for one in sequences
         ):
-            raise RequestError(
-                f"bad_words_token_ids takes at most {limit} sequences of 1 to {MAX_BAD_WORD_CHARS} tokens.",
-                param="bad_words_token_ids",
+            raise wrong(
+                "bad_words_token_ids",
+                f"takes at most {limit} sequences of 1 to {MAX_BAD_WORD_CHARS} tokens",
             )
         for token in {token for one in sequences for token in one}:
             _require_token("bad_words_token_ids", token, vocab_size)
@@ -239,14 +234,10 @@ def _with_declared_types(params: SamplingParams) -> SamplingParams:
 
 def _require_in_range(name: str, value: Any, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise RequestError(
-            f"{name} must be a number from {low} to {high}, not {shown(value)}.", param=name
-        )
+        raise wrong(name, f"must be a number from {low} to {high}, not {shown(value)}")
 
 
 def _require_token(name: str, token: int, vocab_size: int | None) -> None:
     if token < 0 or (vocab_size is not None and token >= vocab_size):
         limit = "" if vocab_size is None else f" and below the vocabulary size {vocab_size}"
-        raise RequestError(
-            f"{name} holds token id {token}; ids must be at least 0{limit}.", param=name
-        )
+        raise wrong(name, f"holds token id {token}; ids must be at least 0{limit}")

@@ -311,7 +311,9 @@ def _of_engine(records: Sequence[Record]) -> dict[str, Any]:
         "covered": len(covered),
         "covered_without_checks": sum(not record.checks for record in covered),
         "with_checks": sum(bool(record.checks) for record in taken),
-        "with_a_check_of_the_whole": sum(_checks_whole(record) for record in taken),
+        "with_a_check_of_the_whole": sum(
+            any(not check["path"] for check in record.checks) for record in taken
+        ),
         "backends": dict(Counter(record.backend for record in taken)),
         **{name: sum(getattr(record, name) for record in records) for name in _COUNTS},
         "forced_share": sum(record.forced for record in taken) / tokens if tokens else 0.0,
@@ -327,10 +329,6 @@ def _of_engine(records: Sequence[Record]) -> dict[str, Any]:
             Counter(r.keyword or r.refusal[:80] for r in records if not r.backend).most_common(12)
         ),
     }
-
-
-def _checks_whole(record: Record) -> bool:
-    return any(not check["path"] for check in record.checks)
 
 
 def _percentiles(seconds: Sequence[float], scale: float) -> dict[str, float]:

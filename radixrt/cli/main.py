@@ -12,10 +12,9 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.server_url import local_url
 from radixrt.bench import arguments as bench_flags
 from radixrt.cli import arguments as flags
+from radixrt.cli.arguments import Declare
 from radixrt.cli.config_flags import add_arguments, config_from_arguments, configs_from_arguments
 
-Declare = Callable[[argparse.ArgumentParser], None]
-"""Declares the flags of a command."""
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns its exit status."""
 
@@ -82,25 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
-    for name, (help, declarations, run) in _COMMANDS.items():
-        command = commands.add_parser(name, help=help)
+    _add_commands(commands, _COMMANDS)
+    cache = commands.add_parser("cache", help="show KV on disk, and ship it as files")
+    _add_commands(cache.add_subparsers(required=True, metavar="ACTION"), _CACHE_ACTIONS)
+    bench = commands.add_parser("bench", help="measure")
+    _add_commands(bench.add_subparsers(required=True, metavar="BENCHMARK"), _BENCHMARKS)
+    return parser
+
+
+def _add_commands(parent: Any, table: "dict[str, tuple[str, tuple[Declare, ...], Run]]") -> None:
+    for name, (help, declarations, run) in table.items():
+        command = parent.add_parser(name, help=help)
         for declare in declarations:
             declare(command)
         command.set_defaults(run=run)
-    cache = commands.add_parser("cache", help="show KV on disk, and ship it as files")
-    actions = cache.add_subparsers(required=True, metavar="ACTION")
-    for name, (help, declarations, run) in _CACHE_ACTIONS.items():
-        action = actions.add_parser(name, help=help)
-        for declare in declarations:
-            declare(action)
-        action.set_defaults(run=run)
-    bench = commands.add_parser("bench", help="measure")
-    benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
-    for name, (help, declare, module) in _BENCHMARKS.items():
-        benchmark = benchmarks.add_parser(name, help=help)
-        declare(benchmark)
-        benchmark.set_defaults(run=_runs(f"bench.{module}", extra="bench"))
-    return parser
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -154,34 +148,34 @@ def _runs(module: str, *, extra: str = "server", takes_config: bool = False) -> 
 
 
 _COMMANDS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
-    "serve": ("serve a model over an OpenAI-compatible HTTP API", (flags.add_served_model, add_arguments), _serve),
-    "run": ("chat in the terminal, with the server on this machine or one that ends with the chat", (flags.add_run_arguments, add_arguments), _runs("cli.chat.command:run_local", takes_config=True)),
-    "chat": ("chat in the terminal, with any OpenAI-compatible server", (flags.add_remote_arguments,), _runs("cli.chat.command:run_remote")),
-    "launch": ("run a coding agent with a server, and report what the cache saved", (flags.add_launch_arguments, add_arguments), _runs("cli.launch.command", takes_config=True)),
-    "top": ("watch a server's KV cache", (flags.add_top_arguments,), _runs("cli.top")),
-    "lint-prompts": ("find the causes of cache misses in recorded requests", (flags.add_lint_prompts_arguments,), _runs("cli.lint.report")),
-    "doctor": ("check this machine, and say what to do", (flags.add_doctor_arguments,), _runs("cli.doctor.command")),
-    "models": ("list the checkpoints that are on this machine", (flags.add_models_arguments,), _runs("cli.doctor.models")),
-    "completion": ('print a script for the shell: eval "$(radixrt completion bash)"', (flags.add_completion_arguments,), _completion),
-    "lint-schema": ("say what of JSON schemas is exact, checked after generation, and slow", (flags.add_lint_schema_arguments,), _runs("cli.lint.schema")),
-    "verify": ("compute an answer again by its receipt, and compare", (flags.add_verify_arguments,), _runs("cli.verify")),
-    "key": ("make API keys", (flags.add_key_arguments,), _new_key),
+    "serve": ("serve a model over an OpenAI-compatible HTTP API", (*flags.SERVE, add_arguments), _serve),
+    "run": ("chat in the terminal, with the server on this machine or one that ends with the chat", (*flags.RUN, add_arguments), _runs("cli.chat.command:run_local", takes_config=True)),
+    "chat": ("chat in the terminal, with any OpenAI-compatible server", flags.REMOTE, _runs("cli.chat.command:run_remote")),
+    "launch": ("run a coding agent with a server, and report what the cache saved", (*flags.LAUNCH, add_arguments), _runs("cli.launch.command", takes_config=True)),
+    "top": ("watch a server's KV cache", flags.TOP, _runs("cli.top")),
+    "lint-prompts": ("find the causes of cache misses in recorded requests", flags.LINT_PROMPTS, _runs("cli.lint.report")),
+    "doctor": ("check this machine, and say what to do", flags.DOCTOR, _runs("cli.doctor.command")),
+    "models": ("list the checkpoints that are on this machine", flags.MODELS, _runs("cli.doctor.models")),
+    "completion": ('print a script for the shell: eval "$(radixrt completion bash)"', flags.COMPLETION, _completion),
+    "lint-schema": ("say what of JSON schemas is exact, checked after generation, and slow", flags.LINT_SCHEMA, _runs("cli.lint.schema")),
+    "verify": ("compute an answer again by its receipt, and compare", flags.VERIFY, _runs("cli.verify")),
+    "key": ("make API keys", (flags.new_key,), _new_key),
 }  # fmt: skip
 """Help text, flags and function of each command but ``bench`` and ``cache``."""
 
 _CACHE_ACTIONS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
-    "info": ("show a folder of --cache-dir, or a bundle", (flags.add_cache_info_arguments,), _runs("cli.cache.command:info")),
-    "export": ("compute the KV of texts and write it to a bundle", (flags.add_cache_export_arguments, add_arguments), _runs("cli.cache.command:export", takes_config=True)),
-    "import": ("add a bundle to a folder of --cache-dir", (flags.add_cache_import_arguments,), _runs("cli.cache.command:import_")),
+    "info": ("show a folder of --cache-dir, or a bundle", flags.CACHE_INFO, _runs("cli.cache.command:info")),
+    "export": ("compute the KV of texts and write it to a bundle", (*flags.CACHE_EXPORT, add_arguments), _runs("cli.cache.command:export", takes_config=True)),
+    "import": ("add a bundle to a folder of --cache-dir", flags.CACHE_IMPORT, _runs("cli.cache.command:import_")),
 }  # fmt: skip
 """Help text, flags and function of each action of ``radixrt cache``."""
 
-_BENCHMARKS: dict[str, tuple[str, Declare, str]] = {
-    "serve": ("load a server and measure its latencies", bench_flags.add_arguments, "serve"),
-    "structured": ("hold schemas' instances against the router and each grammar library", bench_flags.add_structured_arguments, "structured"),
-    "cache": ("replay recorded traffic through the scheduler and compare cache policies", bench_flags.add_cache_arguments, "cache.benchmark"),
+_BENCHMARKS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
+    "serve": ("load a server and measure its latencies", (bench_flags.add_arguments,), _runs("bench.serve", extra="bench")),
+    "structured": ("hold schemas' instances against the router and each grammar library", (bench_flags.add_structured_arguments,), _runs("bench.structured", extra="bench")),
+    "cache": ("replay recorded traffic through the scheduler and compare cache policies", (bench_flags.add_cache_arguments,), _runs("bench.cache.benchmark", extra="bench")),
 }  # fmt: skip
-"""Help text, flags and module of :mod:`radixrt.bench` of each benchmark."""
+"""Help text, flags and function of each benchmark."""
 
 if __name__ == "__main__":
     main()

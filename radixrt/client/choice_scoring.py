@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient, RunRequests
 from radixrt.messages.answers import AnswerChunk
@@ -73,16 +73,13 @@ class ChoiceQuestion:
     unconditional: bool = False
 
     def check(self) -> None:
-        """Raises:
-        RequestError: there is nothing to score.
-        """
+        """Raises RequestError if there is nothing to score."""
         if not self.choices:
-            raise RequestError("choices is empty; give at least one text.", param="choices")
+            raise wrong("choices", "is empty; give at least one text")
         for index, choice in enumerate(self.choices):
             if not choice:
-                raise RequestError(
-                    f"choices[{index}] is empty, and nothing can't be scored; leave it out.",
-                    param=f"choices[{index}]",
+                raise wrong(
+                    f"choices[{index}]", "is empty, and nothing can't be scored; leave it out"
                 )
 
 

@@ -164,9 +164,7 @@ class ClientLeases:
             self._pending.pop(lease).set()
 
     async def _take_again(self, lease: str, held: _Lease) -> None:
-        """Raises:
-        RequestError: it is lost.
-        """
+        """Raises RequestError if it is lost."""
         if held.expires - self._clock() < MIN_S:
             return
         if (call := held.call) is None:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.client.engine_client import RunRequests
 from radixrt.messages.answers import AnswerReport, EngineInfo
@@ -149,7 +149,7 @@ def paired(first: str | Sequence[str], second: str | Sequence[str]) -> list[tupl
     left, right = ([one] if isinstance(one, str) else list(one) for one in (first, second))
     for name, texts in (("text_1", left), ("text_2", right)):
         if not texts or "" in texts:
-            raise RequestError(f"{name} is empty, or holds an empty text.", param=name)
+            raise wrong(name, "is empty, or holds an empty text")
     count = max(len(left), len(right))
     if {len(left), len(right)} - {1, count}:
         raise RequestError(
@@ -182,17 +182,13 @@ def max_input_tokens(asked: int | None, info: EngineInfo) -> int | None:
     if asked is None or asked == -1:
         return asked and longest
     if not 1 <= asked <= longest:
-        raise RequestError(
-            f"truncate_prompt_tokens must be -1 or from 1 to {longest}, not {asked}.",
-            param="truncate_prompt_tokens",
-        )
+        raise wrong("truncate_prompt_tokens", f"must be -1 or from 1 to {longest}, not {asked}")
     return asked
 
 
 def check_embeds(info: PoolingInfo | None, dimensions: int | None) -> None:
-    """Raises:
-    RequestError: the model is a classifier, or its vectors cannot be cut to this length.
-    """
+    """Raises RequestError if the model is a classifier, or its vectors cannot be cut to this
+    length."""
     if info is None:
         return  # the tokenizer process refuses the prompts
     if info.task != "embed":
@@ -203,9 +199,7 @@ def check_embeds(info: PoolingInfo | None, dimensions: int | None) -> None:
         return
     if not 1 <= dimensions <= info.size or (info.dimensions and dimensions not in info.dimensions):
         allowed = ", ".join(map(str, info.dimensions)) or f"from 1 to {info.size}"
-        raise RequestError(
-            f"dimensions must be {allowed} with this model, not {dimensions}.", param="dimensions"
-        )
+        raise wrong("dimensions", f"must be {allowed} with this model, not {dimensions}")
 
 
 def shortened(vector: Vector, dimensions: int, normalize: bool) -> Vector:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import wrong
 
 Object = dict[str, Any]
 
@@ -60,8 +60,3 @@ def refuse_others(given: Object, known: set[str], where: str) -> None:
     for name in given.keys() - known:
         shown = name if re.fullmatch(r"\w{1,50}", name) else repr(name[:50])
         raise wrong(f"{where}.{shown}", "is not supported; leave it out")
-
-
-def wrong(where: str, problem: str) -> RequestError:
-    """The error of a field."""
-    return RequestError(f"{where} {problem}.", param=where)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, get_args
 
 from radixrt.base.convert import check_depth
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import (
     AnyJson,
@@ -51,9 +51,8 @@ def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
     elif not isinstance(schema, dict | bool):
         schema = _schema_of_type(schema, param)
     if not isinstance(schema, dict | bool):
-        raise RequestError(
-            f"{param} must be a JSON schema: an object or a boolean, not {_json_type(schema)}.",
-            param=param,
+        raise wrong(
+            param, f"must be a JSON schema: an object or a boolean, not {_json_type(schema)}"
         )
     text = json_text(schema, param)
     order = schema.get(PROPERTY_ORDER) if isinstance(schema, dict) else None
@@ -65,7 +64,7 @@ def takes_any_order(order: Any, param: str) -> bool:
     """Whether objects take their properties in any order. Raises RequestError if the value is
     neither ``any`` nor ``schema``."""
     if order not in ("any", "schema"):
-        raise RequestError(f'{param} must be "any" or "schema".', param=param)
+        raise wrong(param, 'must be "any" or "schema"')
     return bool(order == "any")
 
 
@@ -81,15 +80,15 @@ def regex(pattern: Any, param: str) -> Regex:
 def choice(options: Any, param: str) -> Choice:
     """Raises RequestError if it is no list of texts, or an empty one."""
     if isinstance(options, str | bytes) or not isinstance(options, Sequence):
-        raise RequestError(f"{param} must be a list of strings to choose from.", param=param)
+        raise wrong(param, "must be a list of strings to choose from")
     if sum(len(option) for option in options if isinstance(option, str)) > MAX_SOURCE_CHARS:
         raise _too_long(param)
     if not options:
-        raise RequestError(f"{param} is an empty list; give at least one string.", param=param)
+        raise wrong(param, "is an empty list; give at least one string")
     for index, option in enumerate(options):
         where = f"{param}[{index}]"
         if not isinstance(option, str):
-            raise RequestError(f"{where} must be a string, not {_json_type(option)}.", param=where)
+            raise wrong(where, f"must be a string, not {_json_type(option)}")
         _check_unicode(option, where)
     return Choice(options=tuple(dict.fromkeys(options)))
 
@@ -155,7 +154,7 @@ def from_keywords(keywords: ConstraintKeywords) -> Constraint | None:
     if (schema := keywords.get("schema")) is not None:
         asked.append(("schema", json_schema(schema, "schema", keywords.get("strict", True))))
     elif "strict" in keywords:
-        raise RequestError("strict goes with a schema.", param="strict")
+        raise wrong("strict", "goes with a schema")
     for name, read in readers.items():
         if (value := keywords.get(name)) is not None:
             asked.append((name, read(value, name)))
@@ -165,10 +164,10 @@ def from_keywords(keywords: ConstraintKeywords) -> Constraint | None:
 def check_sampling(constraint: Constraint | None, sampling: SamplingParams) -> None:
     """Raises RequestError if the sampling settings and the constraint exclude each other."""
     if constraint is not None and sampling.ignore_eos:
-        raise RequestError(
-            "ignore_eos and structured output exclude each other: a constrained answer ends where its grammar "
-            "does. Leave ignore_eos out.",
-            param="ignore_eos",
+        raise wrong(
+            "ignore_eos",
+            "and structured output exclude each other: a constrained answer ends where its grammar "
+            "does. Leave ignore_eos out",
         )
 
 
@@ -177,9 +176,8 @@ def parse_json(text: str, param: str) -> Any:
     if len(text) > MAX_SOURCE_CHARS:
         raise _too_long(param)
     if sum(map(text.count, "[{,:")) > MAX_JSON_MARKS:
-        raise RequestError(
-            f"{param} has more than {MAX_JSON_MARKS} brackets, commas and colons; simplify it.",
-            param=param,
+        raise wrong(
+            param, f"has more than {MAX_JSON_MARKS} brackets, commas and colons; simplify it"
         )
 
     def refuse(name: str) -> None:
@@ -188,9 +186,9 @@ def parse_json(text: str, param: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse)
     except ValueError as error:
-        raise RequestError(f"{param} is not valid JSON: {error}.", param=param) from error
+        raise wrong(param, f"is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise RequestError(f"{param} is nested too deeply.", param=param) from error
+        raise wrong(param, "is nested too deeply") from error
 
 
 def json_text(value: Any, param: str) -> str:
@@ -200,7 +198,7 @@ def json_text(value: Any, param: str) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{param} can't be written as JSON: {error}.", param=param) from error
+        raise wrong(param, f"can't be written as JSON: {error}") from error
     if len(text) > MAX_SOURCE_CHARS:
         raise _too_long(param)
     _check_unicode(text, param)
@@ -211,9 +209,8 @@ def _schema_of_type(python_type: Any, param: str) -> Any:
     import pydantic  # here, since only Python programs give types
 
     if python_type is None or isinstance(python_type, _NO_TYPES):
-        raise RequestError(
-            f"{param} must be a JSON schema: an object or a boolean, not {_json_type(python_type)}.",
-            param=param,
+        raise wrong(
+            param, f"must be a JSON schema: an object or a boolean, not {_json_type(python_type)}"
         )
     try:
         return pydantic.TypeAdapter(python_type).json_schema()
@@ -227,9 +224,9 @@ def _schema_of_type(python_type: Any, param: str) -> Any:
 
 def _constraint(value: Any, param: str) -> Constraint:
     if not isinstance(value, get_args(get_args(Constraint)[0])):
-        raise RequestError(
-            f"{param} must be one of radixrt.constrained.constraint's constraints, such as Regex(pattern=...).",
-            param=param,
+        raise wrong(
+            param,
+            "must be one of radixrt.constrained.constraint's constraints, such as Regex(pattern=...)",
         )
     constraint: Constraint = value
     return constraint
@@ -237,9 +234,9 @@ def _constraint(value: Any, param: str) -> Constraint:
 
 def _text(value: Any, param: str, most: int = MAX_SOURCE_CHARS) -> str:
     if not isinstance(value, str):
-        raise RequestError(f"{param} must be a string, not {_json_type(value)}.", param=param)
+        raise wrong(param, f"must be a string, not {_json_type(value)}")
     if not value:
-        raise RequestError(f"{param} is empty; give it a value or leave it out.", param=param)
+        raise wrong(param, "is empty; give it a value or leave it out")
     if len(value) > most:
         raise _too_long(param, most)
     _check_unicode(value, param)
@@ -247,16 +244,15 @@ def _text(value: Any, param: str, most: int = MAX_SOURCE_CHARS) -> str:
 
 
 def _too_long(param: str, most: int = MAX_SOURCE_CHARS) -> RequestError:
-    return RequestError(f"{param} is longer than {most} characters; shorten it.", param=param)
+    return wrong(param, f"is longer than {most} characters; shorten it")
 
 
 def _check_unicode(text: str, param: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(
-            f"{param} holds a lone surrogate (half of a UTF-16 pair), which is not a character.",
-            param=param,
+        raise wrong(
+            param, "holds a lone surrogate (half of a UTF-16 pair), which is not a character"
         ) from error
 
 

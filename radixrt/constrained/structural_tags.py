@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.base.errors import shown
+from radixrt.base.errors import shown, wrong
 from radixrt.constrained import fields, requests
 from radixrt.constrained.constraint import (
     AnyText,
@@ -51,14 +51,14 @@ def structural_tag(value: Any, param: str) -> Constraint:
         value = requests.parse_json(value, param)
     given = fields.as_object(value, param)
     if given.get("type", "structural_tag") != "structural_tag":
-        raise fields.wrong(f"{param}.type", 'must be "structural_tag"')
+        raise wrong(f"{param}.type", 'must be "structural_tag"')
     _check_nesting(given, param)
     if "format" in given:
         fields.refuse_others(given, {"type", "format"}, param)
         return _format(given["format"], f"{param}.format")
     if "structures" in given:
         return _older_form(given, param)
-    raise fields.wrong(param, "needs a format, or structures and triggers")
+    raise wrong(param, "needs a format, or structures and triggers")
 
 
 def _check_nesting(given: fields.Object, param: str) -> None:
@@ -67,7 +67,7 @@ def _check_nesting(given: fields.Object, param: str) -> None:
         level = [inner for each in level for inner in _inner(each)]
         if not level:
             return
-    raise fields.wrong(param, f"is nested more than {MAX_NESTING} deep, the schemas in it apart")
+    raise wrong(param, f"is nested more than {MAX_NESTING} deep, the schemas in it apart")
 
 
 def _inner(value: Any) -> list[Any]:
@@ -84,15 +84,15 @@ def check_triggers(tag: StructuralTag, param: str) -> StructuralTag:
         ("triggers", tag.triggers, MAX_TRIGGERS),
     ):
         if len(entries) > most:
-            raise fields.wrong(param, f"has {len(entries)} {name}; at most {most} are taken")
+            raise wrong(param, f"has {len(entries)} {name}; at most {most} are taken")
     for index, one in enumerate(tag.tags):
         fitting = [trigger for trigger in tag.triggers if one.begin.startswith(trigger)]
         if len(fitting) != 1:
             problem = f"begins with {len(fitting)} of the triggers, and must begin with exactly one"
-            raise fields.wrong(f"{param}.tags[{index}].begin", problem)
+            raise wrong(f"{param}.tags[{index}].begin", problem)
     for index, trigger in enumerate(tag.triggers):
         if not any(one.begin.startswith(trigger) for one in tag.tags):
-            raise fields.wrong(f"{param}.triggers[{index}]", "is not the beginning of any tag")
+            raise wrong(f"{param}.triggers[{index}]", "is not the beginning of any tag")
     return tag
 
 
@@ -118,7 +118,7 @@ def _format(value: Any, where: str) -> Constraint:
     found = _part(value, where)
     if isinstance(found, AnyText):
         if found == AnyText():
-            raise fields.wrong(where, "lets any text through; leave it out")
+            raise wrong(where, "lets any text through; leave it out")
         return Series(elements=(found,))
     return found
 
@@ -128,9 +128,7 @@ def _part(value: Any, where: str) -> Format:
     given = fields.as_object(value, where)
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _FORMATS:
-        raise fields.wrong(
-            f"{where}.type", f"must be one of {', '.join(_FORMATS)}, not {shown(kind)}"
-        )
+        raise wrong(f"{where}.type", f"must be one of {', '.join(_FORMATS)}, not {shown(kind)}")
     keys, read = _FORMATS[kind]
     fields.refuse_others(given, {"type", *keys}, where)
     return read(given, where)
@@ -157,7 +155,7 @@ def _dispatch(given: fields.Object, where: str) -> StructuralTag:
     for rule, place in fields.entries(given, "rules", where):
         pattern, content = _rule(rule, place)
         if not isinstance(pattern, str) or not pattern:
-            raise fields.wrong(f"{place}[0]", "must be a string and not be empty")
+            raise wrong(f"{place}[0]", "must be a string and not be empty")
         tags.append(Tag(begin=pattern, content=content, end=""))
     return check_triggers(
         StructuralTag(
@@ -222,7 +220,7 @@ def _checked_tag(value: Any, where: str) -> fields.Object:
     given = fields.as_object(value, where)
     fields.refuse_others(given, {"type", "begin", "content", "end"}, where)
     if given.get("type", "tag") != "tag":
-        raise fields.wrong(f"{where}.type", 'must be "tag"')
+        raise wrong(f"{where}.type", 'must be "tag"')
     return given
 
 
@@ -243,7 +241,7 @@ def _between_tokens(given: fields.Object, where: str) -> Series:
         if isinstance(given.get(name), dict):
             token = fields.as_object(given[name], f"{where}.{name}")
             if token.get("type", "token") != "token":
-                raise fields.wrong(f"{where}.{name}.type", 'must be "token"')
+                raise wrong(f"{where}.{name}.type", 'must be "token"')
             fields.refuse_others(token, {"type", "token"}, f"{where}.{name}")
             marks.append(_token(token, f"{where}.{name}"))
         else:
@@ -253,7 +251,7 @@ def _between_tokens(given: fields.Object, where: str) -> Series:
             marks.append(Choice(options=(text,)))
     begin, end = marks
     if is_endless(content) and not isinstance(end, Tokens):
-        raise fields.wrong(f"{where}.end", "must be a token, as the beginning is")
+        raise wrong(f"{where}.end", "must be a token, as the beginning is")
     return Series(elements=(begin, content, end))
 
 
@@ -267,7 +265,7 @@ def _content(value: Any, where: str) -> Format | Parameters:
     schema = requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
     loaded = json.loads(schema.schema)
     if not isinstance(loaded, dict) or loaded.get("type", "object") != "object":
-        raise fields.wrong(f"{where}.json_schema", 'must be a schema of type "object"')
+        raise wrong(f"{where}.json_schema", 'must be a schema of type "object"')
     return Parameters(schema=schema, style="qwen_xml")
 
 
@@ -279,7 +277,7 @@ def _sequence(given: fields.Object, where: str) -> Format:
     for index, (each, following) in enumerate(itertools.pairwise(elements)):
         if is_endless(each) and not (isinstance(each, AnyText) and isinstance(following, Tokens)):
             problem = "has no end of its own; put it last, or make it the content of a tag"
-            raise fields.wrong(f"{where}.elements[{index}]", problem)
+            raise wrong(f"{where}.elements[{index}]", problem)
     return elements[0] if len(elements) == 1 else Series(elements=elements)
 
 
@@ -287,7 +285,7 @@ def _or(given: fields.Object, where: str) -> Format:
     elements = _parts(given, where)
     if len({is_endless(each) for each in elements}) > 1:
         problem = "must all be free text, or none of them: a free text could be any of the others"
-        raise fields.wrong(f"{where}.elements", problem)
+        raise wrong(f"{where}.elements", problem)
     return elements[0] if len(elements) == 1 else Either(elements=elements)
 
 
@@ -303,21 +301,17 @@ def _repeat(given: fields.Object, where: str) -> Format:
     least, most = given.get("min"), given.get("max")
     for name, value, lowest in (("min", least, 0), ("max", most, -1)):
         if type(value) is not int or not lowest <= value <= MAX_REPEATS:
-            raise fields.wrong(
-                f"{where}.{name}", f"must be an integer from {lowest} to {MAX_REPEATS}"
-            )
+            raise wrong(f"{where}.{name}", f"must be an integer from {lowest} to {MAX_REPEATS}")
     assert isinstance(least, int) and isinstance(most, int)
     if -1 < most < max(least, 1):
-        raise fields.wrong(f"{where}.max", "must be -1, or at least 1 and min")
+        raise wrong(f"{where}.max", "must be -1, or at least 1 and min")
     return _times(given, where, least, None if most == -1 else most)
 
 
 def _times(given: fields.Object, where: str, least: int, most: int | None) -> Format:
     content = _part(given.get("content"), f"{where}.content")
     if is_endless(content):
-        raise fields.wrong(
-            f"{where}.content", "has no end of its own; make it the content of a tag"
-        )
+        raise wrong(f"{where}.content", "has no end of its own; make it the content of a tag")
     return Repeated(content=content, least=least, most=most)
 
 
@@ -332,22 +326,17 @@ def _other_token(given: fields.Object, where: str) -> Tokens:
     return Tokens(tokens=_excluded_tokens(given, where), excluded=True)
 
 
-def _any_tokens(given: fields.Object, where: str) -> Repeated:
-    most = _max_tokens(given, where)
-    return Repeated(content=_other_token(given, where), least=0, most=most)
-
-
 def _any_text(given: fields.Object, where: str) -> AnyText:
     excludes, most = _excludes(given, where), _max_tokens(given, where)
     if excludes and most is not None:
-        raise fields.wrong(f"{where}.max_tokens", "can't go with excludes")
+        raise wrong(f"{where}.max_tokens", "can't go with excludes")
     return AnyText(excludes=excludes, max_tokens=most)
 
 
 def _max_tokens(given: fields.Object, where: str) -> int | None:
     most = given.get("max_tokens")
     if most is not None and (type(most) is not int or not 0 <= most <= MAX_TOKENS):
-        raise fields.wrong(f"{where}.max_tokens", f"must be an integer from 0 to {MAX_TOKENS}")
+        raise wrong(f"{where}.max_tokens", f"must be an integer from 0 to {MAX_TOKENS}")
     return most
 
 
@@ -358,7 +347,7 @@ def _token_triggered_tags(given: fields.Object, where: str) -> Series:
         tag = _checked_tag(item, place)
         begin = fields.as_object(tag.get("begin"), f"{place}.begin").get("token")
         if begin not in triggers:
-            raise fields.wrong(f"{place}.begin.token", "must be one of the trigger_tokens")
+            raise wrong(f"{place}.begin.token", "must be one of the trigger_tokens")
         tags.append(_between_tokens(tag, place))
     return _tags_at_tokens(given, where, triggers, tags, *_counts(given, where))
 
@@ -370,7 +359,7 @@ def _token_dispatch(given: fields.Object, where: str) -> Series:
         token, content = _rule(rule, place)
         triggers += _token_list([token], f"{place}[0]")
         if is_endless(content):
-            raise fields.wrong(f"{place}[1]", "has no end of its own; make it the content of a tag")
+            raise wrong(f"{place}[1]", "has no end of its own; make it the content of a tag")
         tags.append(Series(elements=(Tokens(tokens=(triggers[-1],)), content)))
     most = None if fields.flag(given, "loop", where, True) else 1
     return _tags_at_tokens(given, where, tuple(triggers), tags, 0, most)
@@ -401,9 +390,9 @@ def _token_list(value: Any, where: str) -> tuple[int | str, ...]:
     tokens = fields.as_list(value, where)
     for token in tokens:
         if type(token) not in (int, str) or token == "":
-            raise fields.wrong(where, "must hold ids of tokens, or their texts")
+            raise wrong(where, "must hold ids of tokens, or their texts")
         if isinstance(token, int) and not 0 <= token < 1 << 31:
-            raise fields.wrong(where, f"holds {token}, which is the id of no token")
+            raise wrong(where, f"holds {token}, which is the id of no token")
     return tuple(dict.fromkeys(tokens))
 
 
@@ -415,7 +404,7 @@ def _json_schema(given: fields.Object, where: str) -> Format:
         problem = (
             'must be "json", or "qwen_xml" in the content of a tag; other styles are not supported'
         )
-        raise fields.wrong(f"{where}.style", problem)
+        raise wrong(f"{where}.style", problem)
     found = requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
     any_order = fields.flag(given, "any_order", where) or found.any_order
     return msgspec.structs.replace(found, any_order=any_order)
@@ -439,7 +428,7 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[fields.Object, str], Format
     "repeat": (("content", "min", "max"), _repeat),
     "token": (("token",), _token),
     "exclude_token": (("exclude_tokens",), _other_token),
-    "any_tokens": (("exclude_tokens", "max_tokens"), _any_tokens),
+    "any_tokens": (("exclude_tokens", "max_tokens"), lambda g, where: Repeated(content=_other_token(g, where), least=0, most=_max_tokens(g, where))),
     "token_triggered_tags": (("trigger_tokens", "tags", "exclude_tokens", "at_least_one", "stop_after_first"), _token_triggered_tags),
     "token_dispatch": (("rules", "loop", "exclude_tokens"), _token_dispatch),
 }  # fmt: skip
@@ -449,7 +438,7 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[fields.Object, str], Format
 def _rule(value: Any, where: str) -> tuple[Any, Format]:
     """The beginning of a format in a dispatch, and the format."""
     if not isinstance(value, list) or len(value) != 2:
-        raise fields.wrong(where, "must be a list of a pattern and a format")
+        raise wrong(where, "must be a list of a pattern and a format")
     return value[0], _part(value[1], f"{where}[1]")
 
 

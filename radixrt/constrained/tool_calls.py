@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import (
     AnyJson,
@@ -45,7 +45,7 @@ class Tool:
         if parameters is None:
             parameters = {"type": "object", "properties": {}, "additionalProperties": False}
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-            raise RequestError(f'{param} must be a JSON schema of type "object".', param=param)
+            raise wrong(param, 'must be a JSON schema of type "object"')
         return Tool(name, requests.json_schema({"type": "object"} | parameters, param, strict))
 
     def json_tag(self, begin: str, end: str) -> Tag:

@@ -113,9 +113,7 @@ class JoinPort:
         num_local: int = 0,
         model: str = "",
     ) -> None:
-        """Raises:
-        ConfigError: the address cannot be bound.
-        """
+        """Raises ConfigError if the address cannot be bound."""
         self._channels = channels
         self._supervisor = supervisor
         self._keys = keys

@@ -49,9 +49,7 @@ class TokenizerLink:
         self._info = info
 
     def send(self, message: msgspec.Struct) -> None:
-        """Raises:
-        FrameTooLargeError: the message exceeds the receiver's limit.
-        """
+        """Raises FrameTooLargeError if the message exceeds the receiver's limit."""
         self._outbox.send(message)
 
     def receive_waiting(self) -> list[ToScheduler]:

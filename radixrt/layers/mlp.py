@@ -93,6 +93,7 @@ class Router(LinearLayer, KernelLayer):
             normalize: scale each token's weights to sum to 1.
         """
         super().__init__(num_experts, hidden_size, bias)
+        self.num_experts = num_experts
         self.top_k = top_k
         self.normalize = normalize
 

@@ -232,9 +232,7 @@ class LoadAdapterCall(SchedulerCall[AdapterInfo], frozen=True, kw_only=True):
 
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
-        """Raises:
-        RequestError: the replicas have read different bytes.
-        """
+        """Raises RequestError if the replicas have read different bytes."""
         first, *others = values.values()
         if any(other["digest"] != first["digest"] for other in others):
             raise RequestError(

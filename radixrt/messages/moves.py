@@ -14,6 +14,22 @@ from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
 DIGEST_BYTES, CHECKSUM_BYTES = 32, 16
+MAX_STATE_PARTS = 1 << 12
+
+
+def state_part(row: int, part: int) -> int:
+    """What stands in the place of a page for a part of a kept state of recurrent layers. Parts have
+    the size of a page.
+
+    >>> row_and_part(state_part(3, 7))
+    (3, 7)
+    """
+    return -1 - (row * MAX_STATE_PARTS + part)
+
+
+def row_and_part(number: int) -> tuple[int, int]:
+    """The kept state and the part for which a negative number stands."""
+    return divmod(-1 - number, MAX_STATE_PARTS)
 
 
 def page_checksum(digest: bytes, content: Any) -> bytes:
@@ -36,6 +52,7 @@ class SavePages(Message, frozen=True, kw_only=True):
     """Copy these pages now, and write them to disk beside the steps that follow."""
 
     pages: PackedIds
+    """Below 0: parts of kept states (:func:`state_part`)."""
     slots: PackedIds
     """Where each is written, in slots of the file of each rank."""
     digests: bytes
@@ -49,6 +66,7 @@ class ReadPages(Message, frozen=True, kw_only=True):
     number: int
     """Of the order."""
     pages: PackedIds
+    """Below 0: parts of kept states (:func:`state_part`)."""
     slots: PackedIds
     digests: bytes
     """Of the prefixes that they end, 32 bytes each."""

@@ -17,7 +17,7 @@ from radixrt.layers.attention import AttentionBlock, SelfAttention
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import VocabParallelEmbedding
-from radixrt.layers.mlp import GatedMLP
+from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.recurrent import RecurrentBlock
@@ -119,6 +119,8 @@ class CausalLM(KernelLayer):
     """Embeddings are multiplied by it (Gemma)."""
     logit_divisor: float = 1.0
     """Logits are divided by it (Granite)."""
+    activation = ""
+    """Of MLPs and experts, by transformers' name; "": the config's."""
     rope_interleaved = False
     """The rotated pairs are neighbours in a head, see ``RotaryEmbedding``."""
     logit_soft_cap: float | None = None
@@ -137,6 +139,10 @@ class CausalLM(KernelLayer):
         self.tp = tp
         self.vocab_size: int = config.vocab_size
         self.dtype = torch.get_default_dtype()
+        of_config: Any = getattr(config, "hidden_activation", None) or getattr(
+            config, "hidden_act", ""
+        )
+        self.activation = self.activation or of_config
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
         rotaries = {kind: self.rotary(context_length, kind) for kind in set(kinds)}
         self._rotaries = list(rotaries.values())
@@ -161,9 +167,8 @@ class CausalLM(KernelLayer):
 
     def mlp(self, index: int) -> nn.Module:
         """The MLP of layer ``index``."""
-        config, bias = self.config, getattr(self.config, "mlp_bias", False)
-        size, act = config.intermediate_size, config.hidden_act
-        return GatedMLP(config.hidden_size, size, self.tp, activation=act, bias=bias)
+        bias = getattr(self.config, "mlp_bias", False)
+        return self.gated_mlp(self.config.intermediate_size, bias=bias)
 
     def norm(self, size: int) -> RMSNorm:
         """The final norm, and those of query and key where there are any."""
@@ -191,6 +196,17 @@ class CausalLM(KernelLayer):
         yield name, tensor
 
     # ------------------------------------------------------------ inherited by them
+
+    def gated_mlp(self, size: int, *, bias: bool = False) -> GatedMLP:
+        """A dense MLP with ``size`` features inside."""
+        hidden = self.config.hidden_size
+        return GatedMLP(hidden, size, self.tp, activation=self.activation, bias=bias)
+
+    def mixture(self, router: Router, size: int, *shared: Any, bias: bool = False) -> SparseMoE:
+        """Experts with ``size`` features inside each, and what :class:`SparseMoE` takes beside."""
+        hidden, count = self.config.hidden_size, router.num_experts
+        experts = Experts(count, hidden, size, self.activation, self.tp, bias)
+        return SparseMoE(router, experts, *shared)
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         return self._layer_around(self.attention(index, rotary), index)

@@ -143,9 +143,7 @@ class Ernie4_5ForCausalLM(CausalLM):
         return {"qkv_bias": self.config.use_bias, "output_bias": self.config.use_bias}
 
     def mlp(self, index: int) -> GatedMLP:
-        config = self.config
-        size, act = config.intermediate_size, config.hidden_act
-        return GatedMLP(config.hidden_size, size, self.tp, activation=act, bias=config.use_bias)
+        return self.gated_mlp(self.config.intermediate_size, bias=self.config.use_bias)
 
 
 class GraniteDecoderLayer(DecoderLayer):

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from radixrt.base.errors import ConfigError
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import sliding_window
-from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import CausalLM, DecoderLayer
@@ -58,11 +57,6 @@ class GemmaForCausalLM(CausalLM):
             "output_bias": config.attention_bias,
             "sliding_window": sliding_window(config, index),
         }
-
-    def mlp(self, index: int) -> GatedMLP:
-        config = self.config
-        size, act = config.intermediate_size, config.hidden_activation
-        return GatedMLP(config.hidden_size, size, self.tp, activation=act)
 
     def norm(self, size: int) -> RMSNorm:
         return gemma_norm(self.config, size)

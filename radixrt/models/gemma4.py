@@ -260,16 +260,14 @@ class Gemma4ForCausalLM(CausalLM):
         config, experts = self.config, None
         if getattr(config, "enable_moe_block", False):
             hidden, size = config.hidden_size, config.moe_intermediate_size
-            act = config.hidden_activation
-            experts = Experts(config.num_experts, hidden, size, act, self.tp)
+            experts = Experts(config.num_experts, hidden, size, self.activation, self.tp)
         attention = Gemma4Attention(config, index, rotary, self.tp)
         return Gemma4DecoderLayer(config, attention, self.mlp(index), experts)
 
     def mlp(self, index: int) -> GatedMLP:
         config = self.config
         twice = config.use_double_wide_mlp and kv_layer(config, index) != index
-        size = config.intermediate_size * (2 if twice else 1)
-        return GatedMLP(config.hidden_size, size, self.tp, activation=config.hidden_activation)
+        return self.gated_mlp(config.intermediate_size * (2 if twice else 1))
 
     def rope_layer_type(self, index: int) -> str | None:
         return self.config.layer_types[index]

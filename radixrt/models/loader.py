@@ -65,9 +65,8 @@ class KeptConfig:
         vars(self).update(attributes)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises:
-        TypeError: the attribute was not kept; ``getattr`` with a default must not hide that.
-        """
+        """Raises TypeError if the attribute was not kept; ``getattr`` with a default must not hide
+        that."""
         if name in _NOT_READ:
             raise TypeError(f"The attribute {name} of a config is not kept.")
         raise AttributeError(name)

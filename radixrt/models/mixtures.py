@@ -12,8 +12,6 @@ from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.kernels.interface import SWIGLU_ALPHA, SWIGLU_LIMIT
 from radixrt.layers.latent_attention import LatentAttention
 from radixrt.layers.mlp import (
-    Experts,
-    GatedMLP,
     Router,
     SigmoidRouter,
     SoftmaxGroupRouter,
@@ -30,11 +28,13 @@ _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 class MixtralForCausalLM(MistralForCausalLM):
     """Each token goes to two experts, whose weights are scaled to sum to one."""
 
+    router_class: type[Router] = Router
+
     def mlp(self, index: int) -> SparseMoE:
         config = self.config
-        hidden, size, count = config.hidden_size, config.intermediate_size, config.num_local_experts
-        router = Router(hidden, count, config.num_experts_per_tok, normalize=True)
-        return SparseMoE(router, Experts(count, hidden, size, config.hidden_act, self.tp))
+        hidden, count, top_k = config.hidden_size, config.num_local_experts, config.num_experts_per_tok  # fmt: skip
+        router = self.router_class(hidden, count, top_k, normalize=True)
+        return self.mixture(router, config.intermediate_size)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """``block_sparse_moe.experts.0.w1`` is ``mlp.experts.0.gate_proj`` here, as in other
@@ -50,14 +50,10 @@ _BIAS = ".e_score_correction_bias"
 class MiniMaxM2ForCausalLM(MixtralForCausalLM):
     """Its checkpoints name the experts as Mixtral's do."""
 
+    router_class = SigmoidRouter
+
     def attention_options(self, index: int) -> dict[str, Any]:
         return all_heads_norms(self.config, self.tp)
-
-    def mlp(self, index: int) -> SparseMoE:
-        config = self.config
-        hidden, size, count = config.hidden_size, config.intermediate_size, config.num_local_experts
-        router = SigmoidRouter(hidden, count, config.num_experts_per_tok, normalize=True)
-        return SparseMoE(router, Experts(count, hidden, size, config.hidden_act, self.tp))
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The bias of the choice is the router's here."""
@@ -78,11 +74,23 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
             return super().mlp(index)
         normalize = getattr(config, "norm_topk_prob", True)  # Qwen3-VL has no such choice
         router = Router(hidden, count, config.num_experts_per_tok, normalize=normalize)
-        size, act = config.moe_intermediate_size, config.hidden_act
-        return SparseMoE(router, Experts(count, hidden, size, act, self.tp))
+        return self.mixture(router, config.moe_intermediate_size)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield from split_fused_experts(name, tensor)
+
+
+def group_router(config: Any) -> SigmoidRouter:
+    """The router of a config that has DeepSeek V3's fields."""
+    return SigmoidRouter(
+        config.hidden_size,
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.norm_topk_prob,
+        num_groups=config.n_group,
+        top_groups=config.topk_group,
+        factor=config.routed_scaling_factor,
+    )
 
 
 class Glm4MoeForCausalLM(CausalLM):
@@ -98,27 +106,14 @@ class Glm4MoeForCausalLM(CausalLM):
         return bool(index < self.config.first_k_dense_replace)
 
     def router(self) -> SigmoidRouter:
-        config = self.config
-        return SigmoidRouter(
-            config.hidden_size,
-            config.n_routed_experts,
-            config.num_experts_per_tok,
-            config.norm_topk_prob,
-            num_groups=config.n_group,
-            top_groups=config.topk_group,
-            factor=config.routed_scaling_factor,
-        )
+        return group_router(self.config)
 
     def mlp(self, index: int) -> nn.Module:
         if self.is_dense(index):
             return super().mlp(index)
-        config = self.config
-        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
-        experts = Experts(config.n_routed_experts, hidden, size, act, self.tp)
-        shared = None
-        if config.n_shared_experts:
-            shared = GatedMLP(hidden, size * config.n_shared_experts, self.tp, activation=act)
-        return SparseMoE(self.router(), experts, shared)
+        size, num_shared = self.config.moe_intermediate_size, self.config.n_shared_experts
+        shared = [self.gated_mlp(size * num_shared)] if num_shared else []
+        return self.mixture(self.router(), size, *shared)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         _, is_layer, rest = name.partition("model.layers.")
@@ -170,6 +165,7 @@ class GptOssForCausalLM(CausalLM):
     """The experts are plain, or in MXFP4."""
 
     has_transposed_experts = True
+    activation = "clamped_swiglu"
 
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias
@@ -188,9 +184,9 @@ class GptOssForCausalLM(CausalLM):
                 f"The checkpoint's config.json has swiglu_alpha {config.swiglu_alpha} and swiglu_limit {config.swiglu_limit}; "
                 f"{SWIGLU_ALPHA} and {SWIGLU_LIMIT} are supported."
             )
-        hidden, size, count = config.hidden_size, config.intermediate_size, config.num_local_experts
+        hidden, count = config.hidden_size, config.num_local_experts
         router = Router(hidden, count, config.num_experts_per_tok, normalize=True, bias=True)
-        return SparseMoE(router, Experts(count, hidden, size, "clamped_swiglu", self.tp, bias=True))
+        return self.mixture(router, config.intermediate_size, bias=True)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The checkpoint has all experts in one tensor, plain ones with input features first. Rows

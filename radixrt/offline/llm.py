@@ -1,14 +1,12 @@
 """``LLM``: the engine in a Python program, with the same processes as a server but without HTTP."""
 
 import difflib
-import itertools
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Unpack, overload
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from radixrt.base.config import DEMO_MODEL, SETTINGS, ServerConfig
@@ -29,8 +27,8 @@ from radixrt.client.pooling import (
 )
 from radixrt.client.warming import DEFAULT_PIN_S, Warmed
 from radixrt.constrained.constraint import Constraint
-from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
-from radixrt.kv.cache_hint import CacheHint, hints_of, prepares_next_turn, shares_answers
+from radixrt.constrained.requests import ConstraintKeywords, from_keywords
+from radixrt.kv.cache_hint import CacheHint
 from radixrt.kv.reading import CacheStats
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerChunk, EngineInfo
@@ -62,16 +60,13 @@ from radixrt.offline.prompt_forms import (
     prompt_of,
     prompt_or_chat,
 )
+from radixrt.offline.requests import RequestMaker, hinted_options
 from radixrt.supervisor.launch import prepare
 
 __all__ = ["LLM", "Answer", "Embedding", "Output"]
 
 MAX_CONCURRENT_REQUESTS = 2048
 """Requests that :meth:`LLM.generate` has in flight at once; the others wait here."""
-
-DEFAULT_MAX_TOKENS = 256
-"""Most tokens of the answer to a text, without parameters. Models seldom end a text by themselves,
-and would go on to the end of the context."""
 
 
 class LLM:
@@ -112,7 +107,7 @@ class LLM:
         self._engine = BackgroundEngine(config)
         self.config = config
         self.info: EngineInfo = self._engine.info
-        self._new_id = itertools.count()
+        self._requests = RequestMaker(config, self._engine.client, self.info)
         # An LLM that is forgotten, or lives to the end of the program, leaves no process behind.
         self._finalizer = weakref.finalize(self, self._engine.close)
 
@@ -142,7 +137,7 @@ class LLM:
         Args:
             prompts: text or token ids, one or many.
             sampling_params: for all prompts, or one for each; by default those of the checkpoint's
-                generation_config.json, with at most :data:`DEFAULT_MAX_TOKENS` tokens of an answer.
+                generation_config.json, with at most 256 tokens of the answer to a text.
             cache_salt: prefixes are shared only among requests with the same salt.
             cache: hint about the future use of these prompts' KV; never changes an answer.
             adapter: name of a LoRA adapter of the setting ``lora``, or of :meth:`load_adapter`;
@@ -163,7 +158,8 @@ class LLM:
         single = is_one_prompt(prompts)
         many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
         prompts_of_all = [prompt_of(p) for p in many]
-        options, structured = self._options(cache_salt, cache, adapter), from_keywords(constraint)
+        options = self._requests.options(cache_salt, cache, adapter)
+        structured = from_keywords(constraint)
         return self._answer(prompts_of_all, single, sampling_params, options, structured, progress)
 
     @overload
@@ -188,7 +184,8 @@ class LLM:
         single = len(chats) > 0 and isinstance(chats[0], dict)
         many: Sequence[Any] = [chats] if single else chats
         prompts = [chat_of(chat, tools, template_kwargs) for chat in many]
-        options, structured = self._options(cache_salt, cache, adapter), from_keywords(constraint)
+        options = self._requests.options(cache_salt, cache, adapter)
+        structured = from_keywords(constraint)
         return self._answer(prompts, single, sampling_params, options, structured, progress)
 
     def stream(
@@ -206,22 +203,14 @@ class LLM:
         Leaving the loop early aborts the request.
         """
         wire_prompt = prompt_or_chat(prompt)
-        request = self._request(
+        request = self._requests.generate(
             wire_prompt,
-            sampling_params or self._default_for(wire_prompt, constraint),
-            self._options(cache_salt, cache, adapter),
+            sampling_params or self._requests.default_sampling(wire_prompt, constraint),
+            self._requests.options(cache_salt, cache, adapter),
             from_keywords(constraint),
             stream=True,
         )
         yield from self._engine.iterate(self._engine.client.generate(request))
-
-    def _default_for(self, prompt: object, constraint: object) -> SamplingParams:
-        """The default parameters; those of a text without a constraint have an end."""
-        params = self.default_sampling_params()
-        is_chat = isinstance(prompt, ChatPrompt)
-        if is_chat or constraint or params.max_tokens is not None:
-            return params
-        return replace(params, max_tokens=DEFAULT_MAX_TOKENS)
 
     def default_sampling_params(self) -> SamplingParams:
         """The sampling settings of the checkpoint's generation_config.json."""
@@ -253,9 +242,9 @@ class LLM:
         wire_prompt = prompt_or_chat(prompt, continue_final_message=continue_final_message)
         assert isinstance(wire_prompt, TextPrompt | ChatPrompt)
         question = ChoiceQuestion(wire_prompt, choices, unconditional)
-        client, options = self._engine.client, self._options(cache_salt, cache, adapter)
+        client, options = self._engine.client, self._requests.options(cache_salt, cache, adapter)
         return self._engine.run(
-            score_choices(client, client.run, self._new_request_id(), question, options)
+            score_choices(client, client.run, self._requests.new_id(), question, options)
         )
 
     # ------------------------------------------------------------ numbers
@@ -364,8 +353,8 @@ class LLM:
             RequestError: the prompt is invalid.
         """
         wire_prompt = prompt_or_chat(prompt, tools, template_kwargs, add_generation_prompt=False)
-        run, options = self._engine.client.run, _options(cache_salt, cache)
-        return self._engine.run(warming.warm(run, self._new_request_id(), wire_prompt, options))
+        run, options = self._engine.client.run, hinted_options(cache_salt, cache)
+        return self._engine.run(warming.warm(run, self._requests.new_id(), wire_prompt, options))
 
     def pin(
         self,
@@ -390,7 +379,7 @@ class LLM:
             warming.pin(
                 client,
                 client.run,
-                self._new_request_id(),
+                self._requests.new_id(),
                 wire_prompt,
                 RequestOptions(root=CacheRoot(salt=cache_salt)),
                 ttl_s=ttl_s,
@@ -433,23 +422,6 @@ class LLM:
         """
         return self._engine.run(self._engine.client.call(UnloadAdapterCall(name=name)))
 
-    def _options(
-        self, cache_salt: str, cache: CacheHint | None, adapter: str = ""
-    ) -> RequestOptions:
-        """Raises RequestError if the cache hint is invalid, or there is no such adapter."""
-        options = _options(cache_salt, cache)
-        shares = shares_answers(cache, self.config.disable_shared_answers)
-        prepares = prepares_next_turn(cache, self.config.prepare_next_turns, self.config.idle_share)
-        options = replace(options, shares_answers=shares, prepares_next_turn=prepares)
-        if not adapter:
-            return options
-        found = self._engine.client.adapters.get(adapter)
-        if found is None:
-            names = ", ".join(self._engine.client.adapters) or "none"
-            raise RequestError(f"There is no adapter {adapter}; loaded: {names}.", status=404)
-        root = options.root._replace(adapter=found.digest)
-        return replace(options, root=root, adapter_name=adapter)
-
     def cache_stats(self) -> CacheStats:
         """The use of the KV cache, and its hit rate."""
         return CacheStats.from_scheduler(self.stats(), self.info.page_size)
@@ -482,26 +454,6 @@ class LLM:
 
     # ------------------------------------------------------------ inside
 
-    def _request(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        options: RequestOptions,
-        constraint: Constraint | None,
-        *,
-        stream: bool = False,
-    ) -> GenerateRequest:
-        check_sampling(constraint, sampling)
-        reasons = isinstance(prompt, ChatPrompt) and self.config.reasoning_parser != "none"
-        return GenerateRequest(
-            request_id=self._new_request_id(),
-            prompt=prompt,
-            options=replace(options, sampling=sampling.validate(self.info.vocab_size)),
-            stream=stream,
-            constraint=constraint,
-            parse_reasoning=self.config.reasoning_parser if reasons else "",
-        )
-
     def _answer(
         self,
         prompts: Sequence[Prompt],
@@ -512,7 +464,8 @@ class LLM:
         progress: bool,
     ) -> Output | list[Output]:
         if sampling_params is None:
-            sampling_params = self._default_for(prompts[0] if prompts else None, constraint)
+            first = prompts[0] if prompts else None
+            sampling_params = self._requests.default_sampling(first, constraint)
         each = sampling_params
         if isinstance(each, SamplingParams):
             each = [each] * len(prompts)
@@ -521,7 +474,7 @@ class LLM:
                 f"{len(prompts)} prompts came with {len(each)} sampling_params; give one or as many."
             )
         both = zip(prompts, each, strict=True)
-        requests = [self._request(p, s, options, constraint) for p, s in both]
+        requests = [self._requests.generate(p, s, options, constraint) for p, s in both]
         columns = (TextColumn("Answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, disable=single or not progress, transient=True) as bar:
             outputs = self._engine.run(self._gather(requests, bar))
@@ -531,10 +484,9 @@ class LLM:
         """Computes prompts that give numbers."""
         run = partial(self._engine.client.run, max_concurrency=MAX_CONCURRENT_REQUESTS)
         options = RequestOptions(root=CacheRoot(salt=cache_salt))
-        return lambda prompts, pool: run_pooled(run, self._new_request_id(), prompts, options, pool)
-
-    def _new_request_id(self) -> str:
-        return f"llm-{os.getpid()}-{next(self._new_id)}"
+        return lambda prompts, pool: run_pooled(
+            run, self._requests.new_id(), prompts, options, pool
+        )
 
     async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
         task = bar.add_task("", total=sum(request.sampling.n for request in requests))
@@ -542,10 +494,3 @@ class LLM:
             requests, MAX_CONCURRENT_REQUESTS, lambda number, answer: bar.advance(task)
         )
         return [output_from_chunks(chunks) for chunks in answers]
-
-
-def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
-    """Raises RequestError if the cache hint is invalid."""
-    hints = hints_of(cache)
-    hints = replace(hints, explain_texts=hints.explain)
-    return RequestOptions(root=CacheRoot(salt=cache_salt), cache_hints=hints)

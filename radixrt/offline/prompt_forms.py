@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from radixrt.base.convert import check_depth
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.image_parts import IMAGE_PARTS, image_part
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -25,7 +25,7 @@ def list_of(values: Any, name: str) -> list[Any]:
         RequestError: they are not a list; ``name`` is that in the error.
     """
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
-        raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
+        raise wrong(name, f"must be a list, not {type(values).__name__}")
     return list(values)
 
 

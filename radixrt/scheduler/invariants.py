@@ -162,7 +162,8 @@ def _check_slots(scheduler: Scheduler) -> None:
 def _check_states(scheduler: Scheduler) -> None:
     kv = scheduler.state.kv
     pages = kv.states.pages()
-    _agree("rows of states", kv.states.num_rows, len(pages) + kv.states.num_free)
+    counted = len(pages) + kv.states.num_free + kv.states.num_lent
+    _agree("rows of states", kv.states.num_rows, counted)
     readable = kv.states.readable_pages()
     _agree("states to be read", readable, set(np.flatnonzero(kv.states.is_kept).tolist()))
     free = {*kv.allocator.free_pages().tolist()}

@@ -222,7 +222,7 @@ class Scheduler:
         return plan
 
     def _note_sent(self) -> None:
-        """Note which step computes the pages that have entered the tree."""
+        """Note which step computes the pages that were recorded."""
         if (record := self.state.kv.record) is not None:
             record.sent(self.state.in_flight.next_id - 1)
 
@@ -259,8 +259,9 @@ class Scheduler:
                 step.sequences[slot] = None  # tokens forced beyond the end are dropped
         self._absorb_vectors(result, step, batch)
         self.state.counters.output_tokens += batch.num_tokens
-        self._note_sent()
         if (record := self.state.kv.record) is not None:
+            record.filled(self.state.slots)
+            self._note_sent()
             record.done(step.step_id)
         return self.answers.copy_to_subscribers(batch)
 

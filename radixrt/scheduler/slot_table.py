@@ -53,6 +53,8 @@ class SlotTable:
         """Leading pages that belong to the tree; the others are the sequence's own."""
         self.num_found_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that were in the tree before the sequence was admitted."""
+        self.num_recorded_pages = np.zeros(max_slots, dtype=np.int64)
+        """Leading pages that are in the record of a shared pool, beside those in the tree."""
         self.next_state = np.zeros(max_slots, dtype=np.int64)
         """Position behind which the next state of an answer is kept; 0: none is ordered."""
         self.block_tables = np.empty((max_slots, max_pages), dtype=np.int32)
@@ -96,6 +98,7 @@ class SlotTable:
         count = len(tree_pages)
         self.block_tables[slot, :count] = tree_pages
         self.num_pages[slot] = self.num_tree_pages[slot] = self.num_found_pages[slot] = count
+        self.num_recorded_pages[slot] = count
         self.planned[slot] = count * self.page_size
 
     def append_pages(self, slot: int, pages: Pages) -> None:

@@ -360,9 +360,7 @@ class Engine:
         self.children = [child for child in self.children if child not in members]
 
     def _count_death(self, dead: Child, replica: Replica, members: list[Child]) -> None:
-        """Raises:
-        EngineDiedError: it has died too often, and no other replica lives.
-        """
+        """Raises EngineDiedError if it has died too often, and no other replica lives."""
         replica.deaths.add(dead, members)
         death = dead.death()
         others_live = any(

@@ -25,9 +25,7 @@ _NAME = re.compile(r"(?:hf:)?[\w-][\w.-]*/[\w-][\w.-]*(?::\S+)?")
 
 
 def pull(run_dir: Path, name: str) -> None:
-    """Raises:
-    ConfigError: there is no such model, or it cannot be served.
-    """
+    """Raises ConfigError if there is no such model, or it cannot be served."""
     path = f"hf:{name.removeprefix('hf.co/')}" if name.startswith("hf.co/") else name
     if not _NAME.fullmatch(path):
         raise ConfigError(

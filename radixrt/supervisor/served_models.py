@@ -94,9 +94,7 @@ def _in_folder(config: ServerConfig) -> list[str]:
 
 
 def _check(configs: Sequence[ServerConfig]) -> None:
-    """Raises:
-    ConfigError: two models have a name, or what only one can have.
-    """
+    """Raises ConfigError if two models have a name, or what only one can have."""
     owners: dict[str, str] = {}
     for config in configs:
         for name in config.model_names:

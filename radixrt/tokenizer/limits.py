@@ -96,9 +96,7 @@ class Limits:
             self.max_tokens(num_tokens, None)
 
     def check_token_ids(self, ids: NDArray[np.integer]) -> None:
-        """Raises:
-        RequestError: an id is not in the vocabulary.
-        """
+        """Raises RequestError if an id is not in the vocabulary."""
         outside = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
         if len(outside):
             raise RequestError(

@@ -28,22 +28,16 @@ from radixrt.base.liveness.supervision import supervise
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
-from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
+from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi
 from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.requests import (
-    DEFAULT_POOLING,
     AbortRequest,
-    ChatPrompt,
-    FimPrompt,
     GenerateRequest,
     PartialAnswer,
-    TextPrompt,
-    TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.tokenizer.answer.answer_state import AnswerState
-from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls, NodeTexts
 from radixrt.tokenizer.constraints.manager import ConstraintManager
@@ -56,11 +50,11 @@ from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import (
     KEPT_BYTES_PER_TOKEN,
-    EncodedPrompt,
     PromptEncoder,
     size_in_chars,
 )
 from radixrt.tokenizer.receipts import ReceiptMaker
+from radixrt.tokenizer.request_encoder import EncodedRequest, RequestEncoder
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers, shared_by
 from radixrt.tokenizer.trial import try_tokenizer
@@ -74,20 +68,6 @@ log = logging.getLogger(__name__)
 PREPARE_AFTER_S = 0.5
 """Seconds without a request until what later requests may need is loaded, which takes a second or
 two."""
-
-MAX_CHARS_OF_A_TOKEN = 16
-"""Most characters of a prediction that are encoded for each token that the answer may have."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Encoded:
-    """A request whose prompt is encoded and fits the engine."""
-
-    request: GenerateRequest
-    """Its options have ``max_tokens`` and the retention of the prompt's cache breakpoints filled
-    in."""
-    prompt: EncodedPrompt
-    prediction: PackedIds
 
 
 class TokenizerProcess:
@@ -133,6 +113,9 @@ class TokenizerProcess:
         self._info = info
         self._limits = Limits.from_info(info)
         self._receipts = ReceiptMaker(self._config, info, self._vocabulary)
+        self._requests = RequestEncoder(
+            info, self._vocabulary, self._encoder, self._limits, self._receipts
+        )
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
         kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
@@ -236,12 +219,15 @@ class TokenizerProcess:
             self._handle_request(request)
 
     async def _generate(self, request: GenerateRequest) -> None:
-        key = request.group_id or request.request_id
-        tenant = request.options.tenant
+        tenant, key = request.options.tenant, request.group_id or request.request_id
+        if request.options.idle:
+            key = ""  # all of a tenant share a turn: a request waits for one of them
         try:
             filled = await self._fetcher.filled(request)
             size = size_in_chars(filled.prompt) + len(request.prediction)
-            encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(filled))
+            encoding = self._queue.run(
+                tenant.name, key, size, lambda: self._requests.encode(filled)
+            )
             compiled: Compiled | None = None
             grammar_s = 0.0
             if request.constraint is None:
@@ -260,71 +246,9 @@ class TokenizerProcess:
         finally:
             self._encoding.pop(request.request_id, None)
 
-    def _encode(self, request: GenerateRequest) -> _Encoded:
-        """Raises:
-        RequestError: the prompt is invalid, or does not fit.
-        """
-        options, sampling = request.options, request.sampling
-        self._check_task(request)
-        if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
-            self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        prompt = self._encode_prompt(request)
-        self._receipts.check(request, prompt)
-        token_ids, hints = prompt.token_ids, options.cache_hints
-        if prompt.retain:
-            hints = replace(hints, retain=[*hints.retain, *prompt.retain])
-        max_tokens = self._limits.max_tokens(len(token_ids), sampling.max_tokens)
-        if sampling.max_tokens is None and options.tenant.max_tokens is not None:
-            max_tokens = min(max_tokens, options.tenant.max_tokens)
-        sampling = replace(sampling, max_tokens=max_tokens)
-        if sampling.bad_words:
-            own = sampling.bad_words_token_ids
-            found = self._vocabulary.encode_bad_words(sampling.bad_words)
-            sampling = replace(sampling, bad_words=(), bad_words_token_ids=own + found)
-        if isinstance(request.prompt, FimPrompt) and not sampling.ignore_eos:
-            ends = {*sampling.stop_token_ids, *self._encoder.fill_in_middle.end_ids}
-            ends.difference_update(self._info.eos_token_ids)
-            sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
-        options = replace(options, cache_hints=hints, sampling=sampling)
-        if request.says_how:
-            options = replace(options, shares_answers=False)
-        request = replace(request, options=options)
-        sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
-        request = replace(request, options=replace(request.options, sampling=sampling))
-        expected = request.prediction[: MAX_CHARS_OF_A_TOKEN * max_tokens]
-        prediction = self._vocabulary.encode(expected, False) if expected else []
-        return _Encoded(request, prompt, pack_ids(prediction))
-
-    def _encode_prompt(self, request: GenerateRequest) -> EncodedPrompt:
-        if not request.growth:
-            return self._encoder.encode(request.prompt, self._limits, request.options.root)
-        assert isinstance(request.prompt, TextPrompt | ChatPrompt)
-        ids = self._encoder.settled.encode(
-            request.prompt, request.growth, self._limits, request.options.root
-        )
-        if not ids:
-            raise RequestError("No token of this prompt is settled yet.", code="nothing_settled")
-        return EncodedPrompt(None, ids)
-
-    def _check_task(self, request: GenerateRequest) -> None:
-        """Raises:
-        RequestError: the request wants an answer of a model that gives numbers, or the other way
-            round.
-        """
-        pool, pooling = request.options.pool, self._info.pooling
-        warms = request.sampling.max_tokens == 0 and not (pooling and pooling.whole_prompts)
-        if pool is None and pooling is not None and not warms:
-            path = "/v1/embeddings" if pooling.task == "embed" else "/classify"
-            raise RequestError(f"This server's model generates no text; use {path}.")
-        if pool == DEFAULT_POOLING and pooling is None:
-            raise RequestError(
-                "This server's model generates text and gives no vectors or classes: its checkpoint has neither a modules.json "
-                "of sentence-transformers nor a classifier's architecture. Serve an embedding model for this.",
-            )
-
     def _start(
         self,
-        encoded: _Encoded,
+        encoded: EncodedRequest,
         encode_s: float,
         compiled: Compiled | None,
         grammar_s: float,
@@ -418,7 +342,7 @@ class TokenizerProcess:
             options=replace(sequence.options, sampling=sampling),
         )
 
-    def _prompt_info(self, encoded: _Encoded, packed_ids: PackedIds) -> PromptInfo | None:
+    def _prompt_info(self, encoded: EncodedRequest, packed_ids: PackedIds) -> PromptInfo | None:
         """The prompt, if the request wants it back."""
         request, text, sampling = encoded.request, encoded.prompt.text, encoded.request.sampling
         if not request.return_prompt_token_ids and sampling.prompt_logprobs is None:

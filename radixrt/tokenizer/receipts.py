@@ -17,12 +17,20 @@ from radixrt.messages.requests import GenerateRequest
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.tokenizer.vocabulary import Vocabulary
 
+_COMPUTING = (
+    "attention_backend", "context_length", "dtype", "ep", "grammar_backend", "grammar_whitespace", "kv_cache_dtype",
+    "load_format", "page_size", "quantization", "reasoning_parser", "tool_call_parser", "tp",
+)  # fmt: skip
+"""The settings that change what is computed, beside the checkpoint."""
+
 
 class ReceiptMaker:
     """Makes the receipts of one engine."""
 
     def __init__(self, config: ServerConfig, info: EngineInfo, vocabulary: Vocabulary) -> None:
-        self._settings = config.computing_settings
+        names = (*_COMPUTING, "random_seed") if config.load_format == "dummy" else _COMPUTING
+        settings = {name: getattr(config, name) for name in names}
+        self._settings = {name: value for name, value in settings.items() if value is not None}
         self._engine: dict[str, str] | None = None
         if config.receipts:
             digest = hashlib.sha256(vocabulary.backend.to_str().encode()).hexdigest()

@@ -416,9 +416,7 @@ class ReplicaCalls:
         return [lease for lease in lost if self._leases.pop(lease)[1] > now]
 
     def _check_drain(self, call: DrainReplicaCall, orders: list[_Order]) -> None:
-        """Raises:
-        RequestError: there is no such replica, or no other one runs.
-        """
+        """Raises RequestError if there is no such replica, or no other one runs."""
         if call.replica >= self.num_replicas:
             raise RequestError("There is no such replica.", status=404, param="replica")
         draining = sum(isinstance(opened.call, DrainReplicaCall) for opened in self._open.values())

@@ -66,9 +66,7 @@ class CachedTokenizer:
     prompts need not wait for."""
 
     def __init__(self, file: Path, facts: Facts) -> None:
-        """Raises:
-        Exception: the file is damaged.
-        """
+        """Raises Exception if the file is damaged."""
         self.file = file
         """tokenizer.json."""
         self.facts = facts
@@ -457,9 +455,8 @@ def _read_template(path: Path) -> str:
 
 
 def _check_syntax(hf: Any, path: str) -> None:
-    """Raises:
-    ConfigError: the template is not valid Jinja. Its other errors depend on the messages.
-    """
+    """Raises ConfigError if the template is not valid Jinja. Its other errors depend on the
+    messages."""
     try:
         template_sandbox.check_syntax(hf.chat_template)
         return

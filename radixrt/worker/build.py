@@ -114,14 +114,11 @@ def build_runner(
         info = replace(info, adapters=load_at_start(config, adapters, kept_adapters))
     longest = info.context_length
     one_state = state_bytes(model.state_specs())
-    if one_state and config.cache_dir is not None:
-        raise ConfigError(
-            f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
-            "leave it out (--shared-kv-pool keeps them when a worker dies)."
-        )
     head = load_draft_head(config, model, info, kernels)
     info = replace(info, speculation=speculation_of(config, info.device, head))
     setup = _attention_setup(config, model, device, longest)
+    if config.cache_dir is not None and not bytes_per_token(setup):
+        raise ConfigError(f"--cache-dir: {info.architecture} keeps no KV; leave it out.")
     if head is not None:
         info = replace(info, weight_bytes=info.weight_bytes + weight_bytes(head))
         specs = head_specs(head, config.page_size, setup.kv_dtype)

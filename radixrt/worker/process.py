@@ -111,7 +111,13 @@ class WorkerProcess:
         if self._mover is None:
             assert isinstance(self._runner, ModelRunner), "an encoder keeps no KV"
             report = Outbox(self._to_scheduler).send
-            self._mover = PageMover(self._runner.kv_caches, report, self._rank, self._num_ranks)
+            self._mover = PageMover(
+                self._runner.kv_caches,
+                report,
+                self._rank,
+                self._num_ranks,
+                self._runner.kept_states,
+            )
         self._mover.take(order)
 
     def _next_order(self) -> tuple[ToWorker, float]:

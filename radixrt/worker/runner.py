@@ -37,9 +37,7 @@ from radixrt.worker.batch import (
     Runs,
     StepInputs,
 )
-from radixrt.worker.drafts.head import HeadDrafter
-from radixrt.worker.drafts.price import NEVER, DraftPrice, HeadTrials
-from radixrt.worker.drafts.speculator import Speculator
+from radixrt.worker.drafts.step_drafts import StepDrafts
 from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.states import SlotStates
@@ -97,32 +95,30 @@ class ModelRunner:
             jump_forward=jumps,
             decide=parts.tp.from_first,
         )
-        self._head = parts.head_drafter(pool, self._batch)
-        self._auxiliary = parts.auxiliary_states()
-        self._speculator = Speculator(
-            ends,
-            self.matchers.forced,
-            self.matchers.allowed,
-            self._head,
-            from_text=config.speculation != "head",
-        )
-        self.draft_price = DraftPrice()
-        self._head_trials = HeadTrials()
-        self._tp = parts.tp
         self._deferred = DeferredRows(device)
         self._prompts = PromptOutputs(parts.model, parts.setup.device, parts.pooler)
         self._draw = fastest_draw(device.torch_device)
         self._states = states
         self.images = images
         self._expert_counts = parts.expert_counts
-        self._forward = StepForward(parts, pool, graphs, states, adapters, images, self._auxiliary)
-        self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
+        self.drafts = StepDrafts(
+            parts, pool, self._batch, states, self.matchers, overlaps=self._order.overlaps
+        )
+        self._forward = StepForward(
+            parts, pool, graphs, states, adapters, images, self.drafts.auxiliary
+        )
+        self._in_flight: LaunchedStep | None = None
 
     @property
     def kv_caches(self) -> list[LayerKV]:
         """The KV cache of each layer."""
         return self._forward.context.kv_caches
+
+    @property
+    def kept_states(self) -> list[torch.Tensor]:
+        """The tables of the states that are kept; none: no layer is recurrent."""
+        return [] if self._states is None else self._states.kept
 
     @property
     def in_flight(self) -> LaunchedStep | None:
@@ -168,10 +164,10 @@ class ModelRunner:
         begun = time.perf_counter()
         self._apply(plan)
         decoding = np.flatnonzero(self._batch.is_decoding)
-        drafts, draft_s, head_s = self._propose(plan, decoding)
+        drafts = self.drafts.propose(plan, decoding)
         inputs = self._batch.next_step(plan)
         kept_states = self._plan_states(inputs)
-        self._order.before_launch(inputs, drafts)
+        self._order.before_launch(inputs, drafts.tokens)
         launched = self._device.record_event()
         hidden, logits = self._forward.run(inputs)
         computed = self._device.record_event()
@@ -182,10 +178,8 @@ class ModelRunner:
         sampled = self._sample(rows)
         if sampled is not None and sampled.kept is not None:
             slots = rows.slots[sampled.kept]
-        verified = self._verify(drafts, slots, kept_states)
-        if self._head is not None:
-            states = hidden if self._auxiliary is None else self._auxiliary.rows
-            self._head.take_states(states, inputs, len(plan.prefill), self._batch.computed)
+        verified = self.drafts.verify(drafts.tokens, slots, kept_states)
+        self.drafts.take_states(hidden, inputs, len(plan.prefill))
         prompt_logprobs = self._prompts.logprobs(inputs.prompt_spans, hidden)
         vectors = self._prompts.vectors(inputs.pooled, hidden)
         tensors = [] if vectors is None else [vectors.values]
@@ -196,8 +190,8 @@ class ModelRunner:
         self._in_flight = LaunchedStep(
             step_id=plan.step_id,
             decoding=len(decoding),
-            draft_s=draft_s,
-            head_s=head_s,
+            draft_s=drafts.seconds,
+            head_s=drafts.head_s,
             prompt_tokens=sum(chunk.num_tokens for chunk in plan.prefill),
             slots=slots,
             deferred=deferred,
@@ -226,11 +220,9 @@ class ModelRunner:
             return []
         token_ids, logprobs, prompt_logprobs, vectors = step.read()
         slots, token_ids = self._advance_matchers(step, token_ids)
-        self._speculator.extend(slots, token_ids)
-        if self._head is not None:
-            self._head.extend(slots, token_ids)
+        self.drafts.extend(slots, token_ids)
         step_s = self._order.seconds(step)
-        self._learn_draft_price(step, step_s)
+        self.drafts.learn(step, step_s)
         return [
             StepResult(
                 step_id=step.step_id,
@@ -253,8 +245,7 @@ class ModelRunner:
     # ------------------------------------------------------------ changes by a plan
 
     def _apply(self, plan: StepPlan) -> None:
-        if self._head is not None:
-            self._head.catch_up(plan.release)  # their pages stay in the tree
+        self.drafts.before_release(plan.release)
         for slot in plan.release:
             self._batch.release(slot)
             if self._states is not None:
@@ -276,17 +267,13 @@ class ModelRunner:
     def _forget(self, slot: int) -> None:
         self._sampling.release(slot)
         self.matchers.release(slot)
-        self._speculator.release(slot)
-        if self._head is not None:
-            self._head.release(slot)
+        self.drafts.release(slot)
 
     def _admit(self, admit: Admit) -> None:
         if self._deferred.drop(admit.slot):  # its sequence was dropped
             self._forget(admit.slot)
         token_ids = unpack_ids(admit.token_ids)
         self._batch.admit(admit)
-        if self._head is not None:
-            self._head.follow(admit)
         self._sampling.admit(admit.slot, admit.sampling, token_ids, admit.num_output)
         output = token_ids[len(token_ids) - admit.num_output :]
         if admit.grammar is not None:
@@ -297,10 +284,7 @@ class ModelRunner:
             may_jump = not wants_logits and not sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
-        if not self._order.overlaps:
-            self._speculator.admit(admit)
-            if admit.drafts is not None and (admit.drafts.continuation or admit.drafts.prediction):
-                self.draft_price.retry_soon()
+        self.drafts.admit(admit)
 
     # ------------------------------------------------------------ on the device
 
@@ -339,7 +323,7 @@ class ModelRunner:
                 rows.slots[~ready & rows.first],
             )
             self._batch.defer(deferred)
-            self._speculator.defer(deferred.tolist())
+            self.drafts.defer(deferred.tolist())
         self._batch.resume(was_deferred)
         return self._deferred.keep(rows, ready), deferred
 
@@ -374,98 +358,6 @@ class ModelRunner:
             self._batch.release(slot)
             self._forget(slot)
         return set(retired)
-
-    # ------------------------------------------------------------ drafts
-
-    def _propose(
-        self, plan: StepPlan, decoding: NDArray[np.int64]
-    ) -> tuple[dict[int, TokenIds], float, float]:
-        """Draft tokens for the next step, by slot; the seconds that it took, 0 if none could pay,
-        and the part of them that the head took.
-
-        Args:
-            decoding: [n] slots.
-        """
-        drafts: dict[int, TokenIds] = {}
-        slots = self._speculator.slots_of(decoding)
-        if not slots:
-            return drafts, 0.0, 0.0
-        if plan.prefill:
-            price = self.draft_price.beside_prompts(len(decoding), plan.draft_saving)
-        else:
-            price = self.draft_price.next(len(decoding))
-        price = float(self._tp.from_first(np.array([price]))[0])  # the ranks' times differ
-        if price >= NEVER:
-            return drafts, 0.0, 0.0
-        begun = time.perf_counter()
-        head_s = 0.0 if self._head is None else self._draft_by_head(self._head, slots, price)
-        for slot in slots:
-            room = self._batch.room_for_drafts(slot)
-            if self._states is not None:
-                room = min(room, self._states.room_for_drafts())
-            if tokens := self._speculator.propose(slot, room, price):
-                drafts[slot] = np.array(tokens, dtype=np.int32)
-                self._batch.draft(slot, self._speculator.last_token(slot), drafts[slot])
-                if self._states is not None:
-                    self._states.draft(len(tokens))
-        return drafts, time.perf_counter() - begun, head_s
-
-    def _draft_by_head(self, head: HeadDrafter, slots: list[int], price: float) -> float:
-        """Let the head draft for those of some slots where that pays; returns the seconds that it
-        took."""
-        cost = self.draft_price.of_head(len(slots))
-        rooms = {slot: self._batch.room_for_drafts(slot) for slot in slots}
-        lengths = {
-            slot: self._speculator.length_for_head(slot, room, price, cost)
-            for slot, room in rooms.items()
-        }
-        wanted = {slot: min(2 * n, rooms[slot]) for slot, n in lengths.items() if n}
-        if self._head_trials.is_due(drafts=bool(wanted)):
-            wanted = {slot: 1 for slot, room in rooms.items() if room > 0}
-        begun, before = time.perf_counter(), head.computed
-        head.draft(wanted, price + cost)
-        seconds = time.perf_counter() - begun if wanted else 0.0
-        self.draft_price.observe_head(head.computed - before, seconds)
-        return seconds
-
-    def _learn_draft_price(self, step: LaunchedStep, seconds: float) -> None:
-        if self._order.overlaps:
-            return
-        drafted = sum(draft.num_drafted for draft in step.drafts)
-        accepted = sum(draft.num_accepted for draft in step.drafts)
-        if step.prompt_tokens:
-            if not step.prompt_logprobs:
-                tokens = step.prompt_tokens
-                self.draft_price.observe_prompts(step.decoding, drafted, tokens, seconds)
-            return
-        has_forced = sum(step.advanced.values()) > accepted  # their rows cost less
-        known_s = 0.0 if has_forced else seconds
-        tokens = step.decoding + accepted
-        self.draft_price.observe(step.decoding, drafted, tokens, known_s, step.draft_s, step.head_s)
-
-    def _verify(
-        self, drafts: dict[int, TokenIds], slots: NDArray[np.int64], kept_states: list[int]
-    ) -> list[VerifiedDraft]:
-        """Give back the positions of drafts that were not drawn.
-
-        Args:
-            slots: [rows] of the tokens that were sampled; a slot that is not among them is
-                deferred.
-            kept_states: of this step; those behind accepted drafts are added.
-        """
-        if not drafts:
-            return []
-        counts = np.bincount(slots, minlength=max(drafts) + 1)
-        verified: list[VerifiedDraft] = []
-        for slot, tokens in drafts.items():
-            num_accepted = max(0, int(counts[slot]) - 1)
-            num_rejected = len(tokens) - num_accepted
-            self._batch.reject(slot, num_rejected)
-            if self._states is not None:
-                kept_states += self._states.verified(slot, num_rejected)
-            if counts[slot]:
-                verified += self._speculator.verified(slot, len(tokens), num_accepted)
-        return verified
 
     @staticmethod
     def _advanced(runs: Runs, verified: list[VerifiedDraft]) -> dict[int, int]:

@@ -1,7 +1,8 @@
 """Order of admission and cached prefixes: the queue's bounded lookups against an exact match of all
-waiting requests."""
+waiting requests. ``make test`` takes each trace with one policy, ``make test-tree`` with all."""
 
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
 from radixrt.scheduler.queue import waiting_queue
 from radixrt.scheduler.radix.eviction import POLICIES, least_recently_used
-from tests.bench.test_bench_cache import SYMBOL, TRACES, conversations, touch
+from tests.bench.test_bench_cache import IN_FULL, SYMBOL, TRACES, conversations, touch
 
 PER_PAGE = BLOCK_TOKENS // SYMBOL
 OLDEST_EVERY = {"fcfs": 1, "lpm": 4, "suf": 8}
@@ -98,17 +99,25 @@ def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_STEP", 10**6)
 
 
-@pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs"])
-@pytest.mark.parametrize("num_pages", [60, 200])
+MADE_UP = [(60, "lpm"), (60, "suf"), (200, "fcfs")]
+RECORDED = [("conversation_first60", "lpm"), ("synthetic", "fcfs"), ("agent_dev", "suf")]
+
+
+def with_every_policy(cases: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
+    return [(case, policy) for case in dict(cases) for policy in OLDEST_EVERY]
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "policy"), with_every_policy(MADE_UP) if IN_FULL else MADE_UP
+)
 def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
-    policy: SchedulePolicyName, num_pages: int
+    num_pages: int, policy: SchedulePolicyName
 ) -> None:
     check(conversations(2, 150, num_users=15), num_pages, policy)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not in this checkout")
-@pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs"])
-@pytest.mark.parametrize("name", ["conversation_first60", "synthetic", "agent_dev"])
+@pytest.mark.parametrize(("name", "policy"), with_every_policy(RECORDED) if IN_FULL else RECORDED)
 def test_replay_of_a_recorded_crowd_has_the_exact_order_and_hits(
     name: str, policy: SchedulePolicyName
 ) -> None:

@@ -2,8 +2,6 @@
 on a CPU."""
 
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 
 from bench.byte_tokenizer import synthetic_tokenizer
 from bench.gpu import sessions
+from bench.gpu.__main__ import main
 from bench.gpu.anatomy import busy_time, kind_of
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.in_process import InProcess
@@ -23,7 +22,6 @@ from bench.gpu.workloads import LONGEST, Sizes, sharegpt_like, uniform
 from radixrt.base.config import ServerConfig
 
 H200_LIKE = Ceilings(read_bytes_per_s=4.3e12, gemm_flops_per_s=7.9e14)
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -171,14 +169,15 @@ def test_an_engine_runs_its_parts_on_a_cpu_in_tiny_shapes(tmp_path: Path) -> Non
     assert {result.part for result in results.read()} == {0, 1, 2, 3, 4, 5}
 
 
-def test_sessions_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--only", "6"]
-    command += ["--out", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_sessions_run_one_after_the_other_in_processes_of_their_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["--dry-run", "--only", "6", "--out", str(tmp_path / "run")])
+    done = capfd.readouterr()
+    assert status == 0, done.out + done.err
     assert [result.part for result in Results(tmp_path / "run").read()] == [0, 6]
     table = (tmp_path / "run/results.md").read_bytes()
-    assert "anatomy: done" in done.stdout and b"## 6." in table
+    assert "anatomy: done" in done.out and b"## 6." in table
     with tarfile.open(tmp_path / "run.tar.gz") as archive:
         packed = archive.extractfile("./results.md")
         assert packed is not None and packed.read() == table

@@ -78,7 +78,9 @@ class InProcessEngine:
         self._moved: queue.SimpleQueue[PagesWritten | PagesRead] = queue.SimpleQueue()
         self._moves_under_way = 0
         if self.disk is not None:
-            self._mover = PageMover(self.runner.kv_caches, self._moved.put)
+            self._mover = PageMover(
+                self.runner.kv_caches, self._moved.put, states=self.runner.kept_states
+            )
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
         self.logprobs: list[list[PositionLogprobs]] = []

@@ -78,8 +78,10 @@ def test_a_new_engine_has_the_cache_of_the_last_one(model: Path, kept: Path, col
     close(engine)
 
 
-@pytest.mark.parametrize("family, kv_dtype", [("llama", "int8"), ("deepseek_v2", "auto")])
-def test_the_bits_of_scales_and_latents_come_back(
+@pytest.mark.parametrize(
+    "family, kv_dtype", [("llama", "int8"), ("deepseek_v2", "auto"), ("qwen3_5", "auto")]
+)
+def test_the_bits_of_scales_latents_and_states_come_back(
     tmp_path: Path, family: str, kv_dtype: str
 ) -> None:
     model = make_checkpoint(family, tmp_path / "model")
@@ -243,12 +245,6 @@ def test_a_link_in_place_of_a_folder_is_refused(model: Path, kept: Path, tmp_pat
     replica.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="cannot be used"):
         engine_on(model, kept)
-
-
-def test_models_with_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
-    hybrid = make_checkpoint("lfm2", tmp_path / "model")
-    with pytest.raises(ConfigError, match="not yet for models with recurrent layers"):
-        engine_on(hybrid, tmp_path / "cache")
 
 
 def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

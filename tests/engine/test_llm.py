@@ -17,8 +17,8 @@ import torch
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError, EngineDiedError, RequestError
 from radixrt.messages.requests import ChatPrompt
-from radixrt.offline.llm import DEFAULT_MAX_TOKENS
 from radixrt.offline.prompt_forms import chat_of
+from radixrt.offline.requests import DEFAULT_MAX_TOKENS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
@@ -125,9 +125,9 @@ def test_the_answer_to_a_text_ends_without_parameters_too(llm: LLM) -> None:
     endless = SamplingParams(temperature=0, ignore_eos=True)
     whole = llm.generate("once", endless)
     assert whole.num_prompt_tokens + len(whole.token_ids) == llm.info.context_length
-    default = llm._default_for(None, None)
+    default = llm._requests.default_sampling(None, None)
     assert default.max_tokens == DEFAULT_MAX_TOKENS
-    assert llm._default_for(ChatPrompt(messages=[]), None).max_tokens is None
+    assert llm._requests.default_sampling(ChatPrompt(messages=[]), None).max_tokens is None
 
 
 def test_each_prompt_may_have_its_own_settings(llm: LLM) -> None:

@@ -1,6 +1,7 @@
 """The parts of GGUF files that only models with recurrent layers have, as llama.cpp's converter
 writes them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gguf
@@ -120,7 +121,8 @@ def _multiplied(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torc
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
     """Add the settings of recurrent layers. Returns the config with the others as ``gguf_files``
     reads them."""
-    kind, get = config["model_type"], config.get
+    kind = config["model_type"]
+    get: Callable[..., Any] = config.get
     types = get("layers_block_type") or get("layer_types") or []
     if kind == "bamba":
         attends = get("attn_layer_indices")

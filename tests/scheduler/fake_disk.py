@@ -7,7 +7,14 @@ from collections import deque
 import msgspec
 
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
+from radixrt.messages.moves import (
+    OpenPages,
+    PagesRead,
+    PagesWritten,
+    ReadPages,
+    SavePages,
+    row_and_part,
+)
 from tests.scheduler.fake_worker import FakeWorker
 
 GARBAGE = -1
@@ -36,6 +43,8 @@ class FakeDisk:
         self.slots = {} if slots is None else slots
         self.is_full = False
         self.most_read = 1 << 30
+        self._read_states: dict[int, int] = {}
+        """The states of the order that is read, by row."""
         self._orders: deque[tuple[SavePages | ReadPages, list[bytes]]] = deque()
 
     def take(self, order: object) -> None:
@@ -46,16 +55,26 @@ class FakeDisk:
                 )
             case ReadPages():
                 for page in unpack_ids(order.pages).tolist():
-                    self._fill(page, [GARBAGE] * self._worker.page_size)
+                    self._fill(page, [GARBAGE] * max(2, self._worker.page_size))
                 self._orders.append((order, []))
             case _:
                 assert isinstance(order, OpenPages)
 
     def _page(self, page: int) -> bytes:
+        if page < 0:
+            row, part = row_and_part(page)
+            return msgspec.msgpack.encode([self._worker.kept[row], part])
         places = [(page, place) for place in range(self._worker.page_size)]
         return msgspec.msgpack.encode([self._worker.memory[place] for place in places])
 
     def _fill(self, page: int, values: list[int]) -> None:
+        """Fill a page. A state is there when its order is read to the end."""
+        if page < 0:
+            row, part = row_and_part(page)
+            assert part == values[1] or values[0] == GARBAGE, "a part in the place of another"
+            self._read_states[row] = values[0]
+            self._worker.kept[row] = GARBAGE
+            return
         for place, value in enumerate(values):
             self._worker.memory[page, place] = value
 
@@ -78,6 +97,7 @@ class FakeDisk:
 
     def _read(self, order: ReadPages) -> PagesRead:
         pages, slots = unpack_ids(order.pages).tolist(), unpack_ids(order.slots).tolist()
+        self._read_states = {}
         for number, (page, slot) in enumerate(zip(pages, slots, strict=True)):
             expected = order.checksums[16 * number : 16 * number + 16]
             content = self.slots.get(slot, b"")
@@ -87,4 +107,5 @@ class FakeDisk:
                     number=order.number, num_pages=number, is_damaged=is_damaged, seconds=1e-6
                 )
             self._fill(page, msgspec.msgpack.decode(content))
+        self._worker.kept |= self._read_states
         return PagesRead(number=order.number, num_pages=len(pages), seconds=1e-6)

@@ -28,7 +28,7 @@ from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from tests.scheduler.engine_model import EngineModel, limits
 
-EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "30"))
 CONTEXT = 96
 STEMS = [[i % 5 for i in range(60)], [i % 5 for i in range(20)] + [9] * 40, [3] * 45]
 MAX_WORK = 10_000
@@ -59,7 +59,9 @@ class Server:
 
     def start(self) -> None:
         self.engine = EngineModel(
-            self.limits, disk=open_disk(self._path, self.limits, **self._options)
+            self.limits,
+            has_states=self.limits.kept_states > 0,
+            disk=open_disk(self._path, self.limits, **self._options),
         )
         self.engine.disk.slots = self.slots
         self.engine.worker.seconds_per_token = 0.01
@@ -312,20 +314,73 @@ def test_no_slot_beyond_the_quota_is_written(tmp_path: Path) -> None:
     assert server.answer([5] * 33) == 32, "the pages that were used last are there"
 
 
+def hybrid(**changes: int) -> SchedulerLimits:
+    """Of a model whose states are as large as three pages."""
+    given = {"num_pages": 60, "kept_states": 20, "state_interval": 32, "state_bytes": 250}
+    return limits(**given | changes)
+
+
+def test_a_restarted_server_reads_pages_up_to_the_last_state(tmp_path: Path) -> None:
+    server = Server(tmp_path / "cache", hybrid())
+    server.answer(PROMPT)
+    assert server.answer(PROMPT) == 0
+    server.restart()
+    assert server.answer(PROMPT) == 40
+    assert server.answer([*PROMPT, 7, 8]) == 0, "pages and state are in memory now"
+
+
+def test_pages_are_read_up_to_a_state_that_was_used(tmp_path: Path) -> None:
+    """Other prompts leave the first one's behind the state of an interval."""
+    server = Server(tmp_path / "cache", hybrid())
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    server.restart()
+    other, third = [*PROMPT[:36], 7, 8, 9, 10, 11], [*PROMPT[:36], 5, 6, 7, 8, 9]
+    assert server.answer(other) == 0, "only the state at the end of a prompt was used"
+    server.answer(third)
+    server.restart()
+    assert server.answer(other) == 32
+
+
+def test_states_leave_memory_with_their_pages(tmp_path: Path) -> None:
+    server = Server(tmp_path / "cache", hybrid(kept_states=60))
+    server.answer(PROMPT)
+    for number in range(3):
+        server.answer([100 + number] * 150)
+    assert server.answer(PROMPT) == 40
+
+
+def test_a_damaged_part_of_a_state_is_computed_again(tmp_path: Path) -> None:
+    server = Server(tmp_path / "cache", hybrid())
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    server.restart()
+    server.slots[sorted(server.slots)[-2]] = b"something else"
+    server.answer(PROMPT)
+    assert server.pages.damaged_pages == 1
+    server.answer(PROMPT)
+    server.restart()
+    assert server.answer(PROMPT) == 40 and server.pages.damaged_pages == 0, "it was written again"
+
+
 class DiskMachine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 4, 16]),
         spare=st.integers(0, 30),
         slots=st.sampled_from([3, 20, 1000]),
         running=st.integers(1, 5),
+        states=st.sampled_from([0, 0, 5, 20]),
     )
-    def begin(self, page_size: int, spare: int, slots: int, running: int) -> None:
+    def begin(self, page_size: int, spare: int, slots: int, running: int, states: int) -> None:
         self.folder = tempfile.mkdtemp()
         of = limits(
             page_size=page_size,
             num_pages=-(-CONTEXT // page_size) + spare,
             context_length=CONTEXT,
             max_running_requests=running,
+            kept_states=states,
+            state_interval=2 * page_size,
+            state_bytes=150,
         )
         self.server = Server(Path(self.folder) / "cache", of, num_slots=slots)
 

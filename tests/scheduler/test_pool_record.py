@@ -16,13 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
+from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.radix.kv_cache import ANSWER_STRIDE
+from radixrt.scheduler.radix.page_allocator import NO_PAGES
 from radixrt.scheduler.radix.pool_record import PoolRecord, open_record, record_bytes
+from radixrt.scheduler.radix.states import KeptStates
+from radixrt.scheduler.radix.takeover import take_over
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
-EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "30"))
 CONTEXT = 96
 STEMS = [[i % 5 for i in range(60)], [i % 5 for i in range(20)] + [9] * 40, [3] * 45]
 PROMPT = list(range(41))
@@ -38,6 +43,16 @@ def prefixes(tree: RadixTree) -> Prefixes:
         tokens = b"".join(link.edge for link in path)
         root = next(name for name, one in tree.roots().items() if one is path[0])
         found |= {(root, tokens[:end]) for end in range(page_bytes, len(tokens) + 1, page_bytes)}
+    return found
+
+
+def running_prefixes(engine: EngineModel) -> Prefixes:
+    """The prefixes that running sequences have planned, page by page."""
+    found, slots = Prefixes(), engine.scheduler.state.slots
+    for sequence in slots.running():
+        tokens = sequence.known_tokens()[: int(slots.planned[sequence.slot])].tobytes()
+        size = 4 * slots.page_size
+        found |= {(sequence.root, tokens[:end]) for end in range(size, len(tokens) + 1, size)}
     return found
 
 
@@ -67,7 +82,7 @@ class Survivor:
         old = self.engine
         for _ in range(min(unanswered, len(old.sent))):
             old.worker.step(old.sent.popleft())
-        complete = np.frombuffer(self.memory, np.uint8, self.limits.num_pages, 64).astype(bool)
+        complete = self._complete()
         memory = {
             place: value if complete[place[0]] else value ^ 1
             for place, value in old.worker.memory.items()
@@ -77,6 +92,38 @@ class Survivor:
         self.engine = EngineModel(self.limits, has_states=self.limits.kept_states > 0)
         self.engine.worker.memory, self.engine.worker.kept = memory, kept
         self._record()
+
+    def resume(self, old: EngineModel) -> int:
+        """Let the open requests of a dead engine go on behind the tokens that their clients have;
+        returns their number."""
+        left = [seq_id for seq_id in old.requests if seq_id not in old.finished]
+        for seq_id in left:
+            request, answer = old.requests[seq_id], old.answers[seq_id]
+            assert request.sampling.max_tokens is not None
+            self.engine.add(
+                unpack_ids(request.token_ids).tolist() + answer,
+                request.sampling.max_tokens,
+                request.options.root.salt,
+                grammar=None if request.grammar is None else b"json",
+                num_output=request.num_output + len(answer),
+                ignore_eos=request.sampling.ignore_eos,
+            )
+        return len(left)
+
+    def _complete(self) -> np.ndarray:
+        """Whether each page is complete, as the memory has it."""
+        return np.frombuffer(self.memory, np.uint8, self.limits.num_pages, 64).astype(bool)
+
+    def complete_pages(self) -> set[int]:
+        return {*np.flatnonzero(self._complete()).tolist()}
+
+    def held_pages(self) -> set[int]:
+        """The pages of the tree and of running sequences."""
+        slots = self.engine.scheduler.state.slots
+        tables = [slots.block_table(one.slot) for one in slots.running()]
+        return {
+            *np.concatenate([NO_PAGES, *(n.pages for n in self.tree.nodes()), *tables]).tolist()
+        }
 
     def _recorded_states(self) -> np.ndarray:
         """The row of the state behind each page, as the memory has it."""
@@ -160,6 +207,62 @@ def test_the_ranks_of_a_state_are_awaited_with_the_next_step() -> None:
     assert survivor.answer(PROMPT[:30]) == 28
 
 
+def answering(survivor: Survivor, steps: int) -> int:
+    """Take so many steps, with two in flight; returns the tokens of the last two."""
+    tokens = []
+    for _ in range(steps):
+        while len(survivor.engine.sent) < 2 and survivor.engine.plan() is not None:
+            pass
+        tokens.append(survivor.engine.absorb().num_tokens)
+    return sum(tokens[-2:])
+
+
+@pytest.mark.parametrize("unanswered", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "drafted", "constrained", "hybrid"])
+def test_a_page_of_a_running_answer_is_computed_again_at_most(kind: str, unanswered: int) -> None:
+    is_hybrid, grammar = kind == "hybrid", b"json" if kind == "constrained" else None
+    survivor = Survivor(
+        hybrid(num_pages=400, kept_states=100)
+        if is_hybrid
+        else limits(num_pages=400, speculates=kind == "drafted")
+    )
+    for steps in (30, 41):
+        for number in range(4):
+            prompt = [steps, number, *PROMPT[: 20 + number]]
+            survivor.engine.add(prompt, 230, grammar=grammar, ignore_eos=True)
+        if grammar is not None:
+            survivor.engine.load_grammar()
+        in_flight = answering(survivor, steps)
+        old = survivor.engine
+        survivor.kill(unanswered)
+        assert survivor.resume(old) == 4
+        survivor.engine.run()
+        counters = survivor.engine.scheduler.state.counters
+        again = counters.prompt_tokens - counters.cached_tokens
+        page = ANSWER_STRIDE if is_hybrid else 4
+        assert 0 < again <= 4 * page + in_flight < sum(map(len, old.answers.values())) - 4
+
+
+def test_equal_answers_leave_one_copy_of_each_page() -> None:
+    """What continues the other copy continues this one, and the other is free."""
+    survivor = Survivor(limits(num_pages=100))
+    for max_tokens in (30, 80):
+        survivor.engine.add(PROMPT, max_tokens, ignore_eos=True)
+    answering(survivor, 31)
+    assert len(survivor.complete_pages()) == (40 + 2 * 28) // 4
+    old, before = survivor.engine, running_prefixes(survivor.engine)
+    survivor.kill()
+    assert survivor.taken_over == (40 + 28) // 4 and prefixes(survivor.tree) <= before
+    assert survivor.complete_pages() == survivor.held_pages()
+    survivor.resume(old)
+    answering(survivor, 20)
+    old = survivor.engine
+    survivor.kill()
+    survivor.resume(old)
+    survivor.answer([9] * 200)
+    assert survivor.complete_pages() <= survivor.held_pages()
+
+
 def recorded(memory: bytearray) -> list[list[int]]:
     return [prefix.pages.tolist() for prefix in PoolRecord(memory, 8, 4).take_prefixes()]
 
@@ -168,6 +271,20 @@ def enter(record: PoolRecord, first_token: int, pages: list[int]) -> None:
     """Let a prefix enter the tree."""
     tokens = np.arange(first_token, first_token + 4 * len(pages), dtype=np.int32)
     record.stored(BASE_ROOT, None, tokens, np.array(pages, np.int32))
+
+
+def test_the_state_behind_a_copy_belongs_to_the_page_that_is_kept() -> None:
+    memory = bytearray(record_bytes(8, 4))
+    record = PoolRecord(memory, 8, 4)
+    enter(record, 0, [3, 4])
+    enter(record, 0, [5, 6])
+    record.sent(0)
+    record.state_written(6, 2, 0)
+    record.done(0)
+    for _ in range(2):  # the second time from what the first has recorded
+        states, tree = KeptStates(num_rows=4, num_pages=8), RadixTree(page_size=4)
+        assert take_over(PoolRecord(memory, 8, 4), tree, states).tolist() == [3, 4]
+        assert states.nearest(np.array([3, 4])) == (2, 2) and not states.has(6)
 
 
 def test_a_page_whose_prefix_is_gone_stays_lost() -> None:
@@ -291,18 +408,21 @@ class SurvivorMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.engine.scheduler.flush_cache()
 
-    @rule(unanswered=st.integers(0, 2))
-    def kill(self, unanswered: int) -> None:
+    @rule(unanswered=st.integers(0, 2), resumes=st.booleans())
+    def kill(self, unanswered: int, resumes: bool) -> None:
         all_done = not self.engine.sent
         if all_done:
             self.engine.plan()
             all_done = not self.engine.sent
         before, states = prefixes(self.survivor.tree), self.survivor.states()
+        old, running = self.engine, running_prefixes(self.engine)
         self.survivor.kill(unanswered)
         after = prefixes(self.survivor.tree)
-        assert after <= before
+        assert after <= before | running
         assert after == before or not all_done, "all steps were answered, so nothing may be lost"
-        assert self.survivor.states() <= states
+        assert self.survivor.complete_pages() == self.survivor.held_pages()
+        if resumes:
+            self.survivor.resume(old)
         if all_done and self.states_are_sure:
             assert self.survivor.states() == states
 
@@ -310,6 +430,7 @@ class SurvivorMachine(RuleBasedStateMachine):
     def everything_is_accounted_for(self) -> None:
         if hasattr(self, "survivor"):
             check_invariants(self.engine.scheduler)
+            assert self.survivor.complete_pages() <= self.survivor.held_pages()
 
     def teardown(self) -> None:
         if hasattr(self, "survivor"):

@@ -1,6 +1,7 @@
 """A KV pool that outlives its worker: what was computed before a death is not computed again, and
 has the bits of a cold server."""
 
+import json
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint, make_served, make_tokenizer
-from tests.servers import Server, samples, serving
+from tests.servers import Server, serving
 from tests.torture.leaks import module_of
 
 DOCUMENTS = [[(11 * d + 3 * i) % 400 + 5 for i in range(150 + 40 * d)] for d in range(4)]
@@ -30,6 +31,41 @@ def generate(
     return response.json()
 
 
+class Streams:
+    """Streamed answers to some prompts, which are read in a thread."""
+
+    def __init__(self, server: Server, prompts: list[list[int]], num_tokens: int) -> None:
+        self.tokens: list[list[int]] = [[] for _ in prompts]
+        self._thread = threading.Thread(target=self._read, args=(server, prompts, num_tokens))
+        self._thread.start()
+
+    def _read(self, server: Server, prompts: list[list[int]], num_tokens: int) -> None:
+        sampling = {"temperature": 0.0, "max_new_tokens": num_tokens, "ignore_eos": True}
+        body = {"input_ids": prompts, "sampling_params": sampling, "stream": True}
+        with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=120) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    self.tokens[event["index"]] = event["output_ids"]
+
+    def whole(self) -> list[list[int]]:
+        """All tokens."""
+        self._thread.join()
+        return self.tokens
+
+    def through_a_death(self, server: Server, victim: str, after: int) -> int:
+        """Kill a process when each answer has so many tokens; returns the tokens that the next
+        engine computes again."""
+        deadline = time.monotonic() + 60
+        while min(map(len, self.tokens)) < after and time.monotonic() < deadline:
+            time.sleep(0.001)
+        kill(server, victim)
+        self.whole()
+        counters = stats(server)  # of the new engine alone
+        return counters["prompt_tokens"] - counters["cached_tokens"]
+
+
 def wait_for_pages(server: Server, count: int) -> None:
     """Until so many pages are on disk."""
     deadline = time.monotonic() + 30
@@ -44,11 +80,6 @@ def bits(answers: list[dict[str, Any]]) -> list[tuple[list[int], list[float]]]:
 
 def stats(server: Server) -> dict[str, Any]:
     return httpx.get(f"{server.url}/v1/cache/stats", timeout=60).json()
-
-
-def generated(server: Server) -> float:
-    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
-    return samples(metrics)["radixrt_generated_tokens_total", ()]
 
 
 def kill(server: Server, module: str, sent: int = signal.SIGKILL, rank: int = 0) -> None:
@@ -76,32 +107,21 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("victim", ["worker", "scheduler"])
-def test_a_death_loses_no_page(
-    server: Server, right: list[tuple[list[int], list[float]]], victim: str
+def test_a_death_loses_no_page_and_of_running_answers_the_last(
+    server: Server, demo_server: Server, right: list[tuple[list[int], list[float]]], victim: str
 ) -> None:
     assert bits(generate(server, DOCUMENTS)) == right
-    kill(server, victim)
-    again = generate(server, DOCUMENTS)
-    assert bits(again) == right
-    assert cached_tokens(again) == WHOLE_PAGES
+    prompts = [[len(victim) + number, *document] for number, document in enumerate(DOCUMENTS[:3])]
+    streams = Streams(server, prompts, 600)
+    again = streams.through_a_death(server, victim, after=100)
+    answers = streams.whole()
+    assert answers == Streams(demo_server, prompts, 600).whole()
+    read = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    assert bits(generate(server, read, 2)) == bits(generate(demo_server, read, 2))
+    assert 0 < again <= 16 * len(prompts), "tokens of a page of each"
+    found = generate(server, DOCUMENTS)
+    assert bits(found) == right and cached_tokens(found) == WHOLE_PAGES
     assert server.info(check_invariants=True)
-
-
-def test_answers_go_on_without_their_prompts_being_computed_again(
-    server: Server, demo_server: Server
-) -> None:
-    prompts = [[7 + number, *document, *document] for number, document in enumerate(DOCUMENTS)]
-    answers: list[dict[str, Any]] = []
-    asking = threading.Thread(target=lambda: answers.extend(generate(server, prompts, 600)))
-    before = generated(server)
-    asking.start()
-    while generated(server) < before + 400:
-        pass
-    kill(server, "worker")
-    asking.join()
-    assert bits(answers) == bits(generate(demo_server, prompts, 600))
-    whole_pages = sum(16 * (len(prompt) // 16) for prompt in prompts)
-    assert stats(server)["cached_tokens"] >= whole_pages, "of the new engine alone"
 
 
 def test_a_second_death_without_a_token_begins_with_an_empty_pool(server: Server) -> None:
@@ -129,12 +149,19 @@ def test_states_of_recurrent_layers_outlive_their_worker(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = make_tokenizer(make_checkpoint("qwen3_5", tmp_path_factory.mktemp("model")))
+    prompts = [document[:40] for document in SMALL_DOCUMENTS]
     with serving(folder, *SMALL, "--shared-kv-pool", "on") as server:
-        right = bits(generate(server, SMALL_DOCUMENTS))
-        kill(server, "worker")
-        again = generate(server, SMALL_DOCUMENTS)
-        assert bits(again) == right and cached_tokens(again) == WHOLE_PAGES[:2]
+        streams = Streams(server, prompts, 460)
+        again = streams.through_a_death(server, "worker", after=60)
+        assert 0 < again <= 32 * len(prompts), "tokens of a page, and those behind the last state"
+        answers = streams.whole()
+        read = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        found = bits(generate(server, read, 2))
         assert server.info(check_invariants=True)
+        httpx.post(f"{server.url}/flush_cache", timeout=60)
+        assert Streams(server, prompts, 460).whole() == answers
+        httpx.post(f"{server.url}/flush_cache", timeout=60)
+        assert bits(generate(server, read, 2)) == found
 
 
 def test_the_parts_of_all_ranks_are_there_or_none(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -19,7 +19,7 @@ from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat
 from radixrt.base.liveness.link import SupervisorLink
-from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.constrained.constraint import AnyJson
 from radixrt.messages.answers import AnswerChunk, AnswerReport, DraftCounts
@@ -191,6 +191,34 @@ def test_the_drafts_of_an_answer_that_ends_at_a_stop_string_are_counted(
         assert report.accepted_prediction_tokens == 3 + 4
         assert report.rejected_prediction_tokens == 2 + 2
         assert report.drafts == {"ngram": (9, 7), "head": (2, 2)}
+
+    play(vocabulary, scene)
+
+
+def test_a_request_waits_for_the_encoding_of_one_idle_prompt(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_encode = threading.Event()
+    encode = TokenizerProcess._encode
+
+    def slow(process: TokenizerProcess, request: GenerateRequest) -> Any:
+        assert may_encode.wait(5)
+        return encode(process, request)
+
+    monkeypatch.setattr(TokenizerProcess, "_encode", slow)
+
+    async def scene(stage: Stage) -> None:
+        idle = RequestOptions(sampling=PREFILL_ONLY, idle="expected")
+        asked = [replace(request(), request_id=f"idle {n}", options=idle) for n in range(9)]
+        asked.append(request(max_tokens=3))
+        asking = [asyncio.create_task(collect(stage, one)) for one in asked]
+        await asyncio.sleep(0)
+        await stage.all_read()
+        may_encode.set()
+        kinds = [(await stage.sequence()).options.idle for _ in asked]
+        assert kinds == ["expected"] * 2 + [""] + ["expected"] * 7
+        for one in asking:
+            one.cancel()
 
     play(vocabulary, scene)
 

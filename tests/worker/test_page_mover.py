@@ -26,8 +26,16 @@ from radixrt.kv.store.directory import (
 )
 from radixrt.kv.store.journal import framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
-from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
+from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
+from radixrt.messages.moves import (
+    DIGEST_BYTES,
+    OpenPages,
+    PagesRead,
+    PagesWritten,
+    ReadPages,
+    SavePages,
+    state_part,
+)
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, page_names
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.disk.ranks import RankAnswers
@@ -300,6 +308,36 @@ def test_without_a_file_writing_stops(store: Store, tmp_path: Path) -> None:
     store.disk.names.removed(np.arange(10, dtype=np.int32))
     store.disk.forget_removed()
     store.disk.close()
+
+
+def test_a_kept_state_comes_back_in_parts_of_the_size_of_a_page(tmp_path: Path) -> None:
+    pool = [(torch.zeros((NUM_PAGES + 1, PAGE_SIZE, 10), dtype=torch.uint8),)]
+    tables = [torch.rand(5, 3, 7), torch.rand(5, 11).bfloat16()]
+    before = [table.clone() for table in tables]
+    answers: queue.SimpleQueue[PagesWritten | PagesRead] = queue.SimpleQueue()
+    mover = PageMover(pool, answers.put, states=tables)
+    assert mover.page_bytes == 40, "a state of 106 bytes has three parts"
+    mover.take(OpenPages(path=str(tmp_path / "pages")))
+    slots, digests = pack_ids([4, 1, 7]), bytes(3 * DIGEST_BYTES)
+
+    def parts(row: int) -> PackedIds:
+        return pack_ids([state_part(row, part) for part in range(3)])
+
+    mover.take(SavePages(pages=parts(2), slots=slots, digests=digests))
+    written = answers.get()
+    assert isinstance(written, PagesWritten) and written.slots == slots
+    order = ReadPages(
+        number=1,
+        pages=parts(4),
+        slots=slots,
+        digests=digests,
+        checksums=written.checksums,
+        within_s=1e6,
+    )
+    mover.take(order)
+    assert answers.get().num_pages == 3  # type: ignore[union-attr]
+    for table, old in zip(tables, before, strict=True):
+        assert torch.equal(table[4], old[2]) and torch.equal(table[:4], old[:4])
 
 
 class Churn:

@@ -22,11 +22,11 @@ from radixrt.api.http.events import event, json_response
 from radixrt.api.logprobs import KeptMass, chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
-from radixrt.api.requests.protocol import refuse_fields
+from radixrt.api.requests.protocol import refuse_unsupported
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.responses import report_extras
 from radixrt.api.state import Context
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import TokenizeCall
 
@@ -35,13 +35,13 @@ Event = dict[str, Any]
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 routes = Endpoints()
-_refuse = partial(refuse_fields, names=REFUSED)
+_refuse = partial(refuse_unsupported, also=REFUSED)
 
 
 @routes.takes("/v1/messages", MessagesRequest, _refuse)
 async def messages(fields: MessagesRequest, context: Context) -> Response:
     if fields.max_tokens is None:
-        raise RequestError("max_tokens is missing.", param="max_tokens")
+        raise wrong("max_tokens", "is missing")
     config, chat = context.state.config, to_chat(fields)
     if config.reasoning_parser == "none" or chat.continue_final_message:
         chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound
@@ -93,9 +93,7 @@ class _Message(Formatter):
         return event(part, part["type"])
 
     def end(self) -> bytes:
-        """Raises:
-        RequestError: the answer was aborted; the API has no other word for it.
-        """
+        """Raises RequestError if the answer was aborted; the API has no other word for it."""
         if self._is_aborted:
             raise RequestError("The request was aborted.", status=499, code="request_aborted")
         return super().end()

@@ -6,15 +6,20 @@ from typing import Any
 
 import msgspec
 
-from radixrt.api.requests.messages import json_text, string_in, text_parts, warn_of_skipped
+from radixrt.api.requests.messages import (
+    json_text,
+    read_cache_control,
+    string_in,
+    text_parts,
+    warn_of_skipped,
+)
 from radixrt.api.requests.protocol import (
-    UNSUPPORTED,
     CacheControl,
     ChatCompletionRequest,
     ChatMessage,
     GenerationFields,
 )
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import wrong
 from radixrt.base.image_parts import image_part
 
 Blocks = str | list[dict[str, Any]]
@@ -70,8 +75,8 @@ class CountTokensRequest(MessagesRequest, kw_only=True):
     """The fields of a request for a message, of which only those of the prompt are read."""
 
 
-REFUSED = (*UNSUPPORTED, "mcp_servers", "container", "inference_geo")
-"""Fields that would change the answer: those that chat refuses, and further ones."""
+REFUSED = ("mcp_servers", "container", "inference_geo")
+"""Fields that would change the answer, beside those that chat refuses."""
 
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -120,9 +125,9 @@ def _template_kwargs(fields: MessagesRequest) -> dict[str, Any] | None:
     if fields.thinking is None:
         return fields.chat_template_kwargs
     if fields.thinking.type not in _THINKING:
-        raise RequestError(
-            f"thinking.type must be one of {', '.join(_THINKING)}, not {fields.thinking.type!r:.50}.",
-            param="thinking.type",
+        raise wrong(
+            "thinking.type",
+            f"must be one of {', '.join(_THINKING)}, not {fields.thinking.type!r:.50}",
         )
     chosen = {"enable_thinking": _THINKING[fields.thinking.type]}
     return chosen | (fields.chat_template_kwargs or {})
@@ -130,10 +135,7 @@ def _template_kwargs(fields: MessagesRequest) -> dict[str, Any] | None:
 
 def _response_format(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("type") != "json_schema" or "schema" not in given:
-        raise RequestError(
-            'output_config.format must be {"type": "json_schema", "schema": ...}.',
-            param="output_config.format",
-        )
+        raise wrong("output_config.format", 'must be {"type": "json_schema", "schema": ...}')
     return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
 
 
@@ -163,10 +165,7 @@ def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
         elif message.role in ("user", "system"):
             yield from _user_messages(message, f"{where}.content")
         else:
-            raise RequestError(
-                f"{where}.role must be user or assistant, not {message.role!r:.50}.",
-                param=f"{where}.role",
-            )
+            raise wrong(f"{where}.role", f"must be user or assistant, not {message.role!r:.50}")
 
 
 def _user_messages(message: InputMessage, where: str) -> Iterator[ChatMessage]:
@@ -189,12 +188,12 @@ def _user_messages(message: InputMessage, where: str) -> Iterator[ChatMessage]:
 
 
 def _result_message(block: dict[str, Any], where: str) -> ChatMessage:
-    content = block.get("content") or ""
+    content, mark = block.get("content") or "", block.get("cache_control")
     return ChatMessage(
         role="tool",
         tool_call_id=string_in(block, "tool_use_id", where),
         content=content if isinstance(content, str) else _texts(content, f"{where}.content"),
-        cache_control=_mark(block, where),
+        cache_control=None if mark is None else read_cache_control(mark, f"{where}.cache_control"),
     )
 
 
@@ -223,7 +222,7 @@ def _assistant_message(content: Blocks, where: str) -> ChatMessage:
 def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = block.get("input", {})
     if not isinstance(arguments, dict):
-        raise RequestError(f"{where}.input must be an object.", param=f"{where}.input")
+        raise wrong(f"{where}.input", "must be an object")
     call = {
         "id": string_in(block, "id", where),
         "type": "function",
@@ -252,22 +251,11 @@ def _text(block: Any, where: str) -> dict[str, Any]:
     if isinstance(source, dict) and source.get("type") == "text":
         part = {"type": "text", "text": string_in(source, "data", f"{where}.source")}
         return part | {k: v for k, v in block.items() if k == "cache_control"}
-    raise RequestError(
-        f"{where} is of type {kind!r:.50}; this server takes text, images, plain-text documents, tool_use, tool_result and thinking "
-        "blocks.",
-        param=where,
+    raise wrong(
+        where,
+        f"is of type {kind!r:.50}; this server takes text, images, plain-text documents, tool_use, tool_result and thinking "
+        "blocks",
     )
-
-
-def _mark(block: dict[str, Any], where: str) -> CacheControl | None:
-    if block.get("cache_control") is None:
-        return None
-    try:
-        return msgspec.convert(block["cache_control"], CacheControl)
-    except msgspec.ValidationError as error:
-        raise RequestError(
-            f"{where}.cache_control: {error}.", param=f"{where}.cache_control"
-        ) from error
 
 
 # ---------------------------------------------------------------- tools
@@ -307,8 +295,5 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | 
         name = string_in(choice, "name", "tool_choice")
         return {"type": "function", "function": {"name": name}}, parallel
     if not isinstance(kind, str) or kind not in _TOOL_CHOICES:
-        raise RequestError(
-            f"tool_choice.type must be auto, any, tool or none, not {kind!r:.50}.",
-            param="tool_choice.type",
-        )
+        raise wrong("tool_choice.type", f"must be auto, any, tool or none, not {kind!r:.50}")
     return _TOOL_CHOICES[kind], parallel

@@ -11,7 +11,7 @@ from radixrt.api.conversations.store import ConversationStore, Items, KeptConver
 from radixrt.api.http.keys import Caller
 from radixrt.api.requests.protocol import GenerationFields, KeepRequest, PromptRequest
 from radixrt.api.state import Context
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 
 
 class Continuing(Protocol):
@@ -42,34 +42,29 @@ class Continuation:
 
     @staticmethod
     def find(fields: Continuing, kind: Kind, context: Context) -> "Continuation":
-        """Raises:
-        RequestError: the fields don't fit each other, or there is no such conversation.
-        """
+        """Raises RequestError if the fields don't fit each other, or there is no such conversation."""
         conversations = context.state.conversations
         access_key = access_key_of(context.caller, fields.cache_salt)
         if fields.continue_from is None:
             if fields.continue_after is not None:
-                raise RequestError(
-                    "continue_after is the length of a kept conversation to continue, but there is no continue_from.",
-                    param="continue_after",
+                raise wrong(
+                    "continue_after",
+                    "is the length of a kept conversation to continue, but there is no continue_from",
                 )
             return Continuation(conversations, access_key)
         opened = context.state.prompts.kept(fields.continue_from, access_key)
         source = opened or conversations.find(fields.continue_from, access_key)
         if source.kind != kind:
             path = "/v1/completions" if source.kind == "text" else "/v1/chat/completions"
-            raise RequestError(
-                f"continue_from names a conversation that was kept by {path}; continue it there.",
-                param="continue_from",
+            raise wrong(
+                "continue_from", f"names a conversation that was kept by {path}; continue it there"
             )
         taken = _taken(fields.continue_after, source)
         return Continuation(conversations, access_key, source, taken)
 
     @staticmethod
     def find_one_prompt(fields: KeepRequest | PromptRequest, context: Context) -> "Continuation":
-        """Raises:
-        RequestError: there is not exactly one prompt, or there is no such conversation.
-        """
+        """Raises RequestError if there is not exactly one prompt, or there is no such conversation."""
         if (fields.messages is None) == (fields.prompt is None):
             raise RequestError("Give either messages or a prompt (a string).", param="messages")
         kind: Kind = "text" if fields.messages is None else "messages"
@@ -111,9 +106,9 @@ class Continuation:
         if not fields.keep:
             return None
         if fields.rid is not None or fields.request_id is not None:
-            raise RequestError(
-                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
-                param="keep",
+            raise wrong(
+                "keep",
+                "needs an id that nobody can guess, so the request can't choose its own: leave rid out",
             )
         return ConversationRecorder(self, response_id, new, continues_last_message)
 
@@ -123,9 +118,9 @@ def _taken(given: int | None, source: KeptConversation) -> int:
         return source.length
     if not 0 <= given <= source.length:
         unit = "messages" if source.kind == "messages" else "characters"
-        raise RequestError(
-            f"continue_after must be from 0 to {source.length}, the number of kept {unit}, not {given}.",
-            param="continue_after",
+        raise wrong(
+            "continue_after",
+            f"must be from 0 to {source.length}, the number of kept {unit}, not {given}",
         )
     return given
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from radixrt.api.conversations.store import OVERHEAD_BYTES, Items, KeptConversation
-from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.errors import EngineDiedError, RequestError, wrong
 from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.messages.requests import (
     ChatPrompt,
@@ -85,9 +85,8 @@ class OpenPrompt:
         else:
             last = self.items[-1]
             if not isinstance(content := last.get("content"), str):
-                raise RequestError(
-                    "text goes on with the last message, whose content is no text; add a message.",
-                    param="text",
+                raise wrong(
+                    "text", "goes on with the last message, whose content is no text; add a message"
                 )
             self.items = [*self.items[:-1], {**last, "content": content + piece}]
         self.pieces += 1

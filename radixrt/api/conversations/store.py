@@ -112,9 +112,8 @@ class ConversationStore:
         return len(self._kept)
 
     def find(self, conversation_id: str, access_key: bytes) -> KeptConversation:
-        """Raises:
-        RequestError: it is not kept, or was made with another key; the client does not learn which.
-        """
+        """Raises RequestError if it is not kept, or was made with another key; the client does not
+        learn which."""
         self._forget_expired()
         conversation = self._kept.get(conversation_id)
         if conversation is None or conversation.access_key != access_key:

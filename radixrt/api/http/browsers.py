@@ -82,9 +82,7 @@ class BrowserRules:
         self._logged: set[str] = set()
 
     def check(self, method: str, headers: Headers) -> None:
-        """Raises:
-        RequestError: the request is refused.
-        """
+        """Raises RequestError if the request is refused."""
         for host in headers.getlist("host"):
             if not self._accepts(host):
                 self._log_once(

@@ -25,7 +25,7 @@ from radixrt.api.requests.protocol import (
 )
 from radixrt.api.state import Context, context_of
 from radixrt.base.convert import MAX_DEPTH
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.base.settings.peers import FIELDS
 from radixrt.kv.cache_hint import SESSION_HEADER, CacheHint
 
@@ -205,14 +205,14 @@ def _wrong_field(error: msgspec.ValidationError) -> RequestError:
     missing = re.match(r"Object missing required field `(.*)`", text)
     if missing:
         path = f"{path}.{missing.group(1)}".lstrip(".")
-        return RequestError(f"{path} is missing.", param=path)
+        return wrong(path, "is missing")
     unknown = re.match(r"Object contains unknown field `(.*)`", text)
     if unknown:
         path = f"{path}.{unknown.group(1)}".lstrip(".")
         return RequestError(f"Unknown field {shown(path)}; leave it out.", param=path)
-    wrong = re.match(r"Expected `(.*)`, got `(.*)`", text)
-    if wrong:
-        expected, got = (_json_names(names) for names in wrong.groups())
+    mismatch = re.match(r"Expected `(.*)`, got `(.*)`", text)
+    if mismatch:
+        expected, got = (_json_names(names) for names in mismatch.groups())
         text = f"must be {expected}, not {got}"
     return RequestError(f"{path or 'The body'}: {text}.", param=path or None)
 

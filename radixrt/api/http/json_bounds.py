@@ -51,9 +51,7 @@ class JsonBounds:
         return result
 
     async def check(self, body: bytes) -> None:
-        """Raises:
-        RequestError: the body holds too many values.
-        """
+        """Raises RequestError if the body holds too many values."""
         bound = await self._check(body, LIMIT, "The body")
         if bound.values <= MAX_OTHER_VALUES:
             return

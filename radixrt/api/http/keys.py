@@ -167,9 +167,7 @@ class Caller:
         return self.is_admin or not keys_are_declared
 
     def check_model(self, names: list[str]) -> None:
-        """Raises:
-        RequestError: the caller's key is not for the model that has these names.
-        """
+        """Raises RequestError if the caller's key is not for the model that has these names."""
         if self.limits.models is not None and not {*names} & {*self.limits.models}:
             raise RequestError(
                 f"This API key is not for {names[0]}; it may use {', '.join(self.limits.models) or 'no model'}.",
@@ -179,9 +177,7 @@ class Caller:
             )
 
     def check_admin(self, deed: str) -> None:
-        """Raises:
-        RequestError: the caller is not an admin.
-        """
+        """Raises RequestError if the caller is not an admin."""
         if not self.is_admin:
             raise RequestError(
                 f"{deed} needs the key of an admin. Without keys on the server, it works only from the server's own machine "

@@ -38,7 +38,7 @@ from radixrt.api.state import KEPT_CONVERSATIONS_TTL_S, ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.child import ServedModel
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.liveness.link import AddModel, SupervisorLink
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import EngineInfo
@@ -101,7 +101,7 @@ def front_app(config: ServerConfig, models: Models, keys: Keys, run_dir: Path) -
         body = await read_json(request, JsonBounds())
         name = body.get("model") or body.get("name")
         if not isinstance(name, str):
-            raise RequestError("model must name a model of the hub, as USER/NAME.", param="model")
+            raise wrong("model", "must name a model of the hub, as USER/NAME")
         lines = _pulled(name.removesuffix(TAG), models, run_dir)
         if body.get("stream") is not False:
             return LineStream(lines, lambda: {"status": f"pulling {name}"})

@@ -299,9 +299,7 @@ class Models:
                 log.info("%s is loaded.", model.name)
 
     async def _make_room(self, model: LoadableModel) -> None:
-        """Raises:
-        RequestError: other models were in use for too long.
-        """
+        """Raises RequestError if other models were in use for too long."""
         begun = time.monotonic()
         try:
             while model.in_use and not model.is_loaded and (victims := self._victims(model)):

@@ -9,7 +9,7 @@ from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
 from radixrt.api.requests.protocol import RequestBody
 from radixrt.api.state import Context
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import wrong
 from radixrt.messages.calls import LoadAdapterCall, UnloadAdapterCall
 
 routes = Endpoints()
@@ -36,9 +36,9 @@ def _refuse_nothing(body: dict[str, Any]) -> None:
 async def load_lora_adapter(fields: LoadRequest, context: Context) -> Response:
     config = context.state.config
     if not fields.lora_name or fields.lora_name in config.model_names:
-        raise RequestError("lora_name must be a name of its own.", param="lora_name")
+        raise wrong("lora_name", "must be a name of its own")
     if not fields.lora_path:
-        raise RequestError("lora_path must be a folder.", param="lora_path")
+        raise wrong("lora_path", "must be a folder")
     call = LoadAdapterCall(
         name=fields.lora_name,
         path=str(Path(fields.lora_path).expanduser()),

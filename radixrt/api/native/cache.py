@@ -13,7 +13,7 @@ from radixrt.api.requests.options import request_id, request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import PromptRequest, RequestBody
 from radixrt.api.state import Context, Here
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.client.warming import DEFAULT_PIN_S, Pinned
 from radixrt.client.warming import pin as pin_prompt
 from radixrt.client.warming import warm as warm_prompt
@@ -215,9 +215,7 @@ async def tree_for(context: Context, **view: Any) -> dict[str, Any]:
 
 
 async def _node(node: int, context: Context) -> CacheNode:
-    """Raises:
-    RequestError: the node has left the tree, or the caller is not an admin.
-    """
+    """Raises RequestError if the node has left the tree, or the caller is not an admin."""
     context.caller.check_admin("A node of the radix tree")
     return await context.call(CacheNodeCall(node))
 
@@ -269,35 +267,26 @@ def _warm_prompt(fields: WarmRequest, context: Context) -> Prompt:
 
 
 def _check_release(fields: ReleaseRequest) -> None:
-    """Raises:
-    RequestError: it does not name one thing to release.
-    """
+    """Raises RequestError if it does not name one thing to release."""
     if [fields.lease, fields.node, fields.session, fields.sessions].count(None) != 3:
         raise RequestError(
             "Give the lease to end, or the session that has ended, or the list of sessions, or the node to unpin: one of them.",
             param="lease",
         )
     if fields.lease == "":
-        raise RequestError(
-            "lease is empty; it must be the one that /v1/cache/pin returned.", param="lease"
-        )
+        raise wrong("lease", "is empty; it must be the one that /v1/cache/pin returned")
     if fields.session is not None:
         check_session(fields.session, "session")
     sessions = fields.sessions or []
     if len(sessions) > MAX_SESSIONS:
-        raise RequestError(
-            f"sessions may name {MAX_SESSIONS} of them at a time, not {len(sessions)}.",
-            param="sessions",
-        )
+        raise wrong("sessions", f"may name {MAX_SESSIONS} of them at a time, not {len(sessions)}")
     for index, session in enumerate(sessions):
         check_session(session, f"sessions[{index}]")
 
 
 def _prompts(fields: MatchRequest, context: Context) -> list[Prompt]:
-    """Raises:
-    RequestError: neither prompts nor parts with orders are given, or too many; or one is not well
-        formed.
-    """
+    """Raises RequestError if neither prompts nor parts with orders are given, or too many; or one
+    is not well formed."""
     if (fields.prompts is None) == (fields.parts is None) or (fields.parts is None) != (
         fields.orders is None
     ):
@@ -305,10 +294,7 @@ def _prompts(fields: MatchRequest, context: Context) -> list[Prompt]:
     given: list[Any] | None = fields.prompts if fields.orders is None else fields.orders
     name = "prompts" if fields.orders is None else "orders"
     if not given or len(given) > MAX_MATCHES:
-        raise RequestError(
-            f"{name} must have from 1 to {MAX_MATCHES} entries, not {len(given or ())}.",
-            param=name,
-        )
+        raise wrong(name, f"must have from 1 to {MAX_MATCHES} entries, not {len(given or ())}")
     special = fields.add_special_tokens is not False
     if fields.parts is not None and fields.orders is not None:
         ordered = [
@@ -330,5 +316,5 @@ def _prompt(
 
 def _ordered(parts: list[str], order: list[int], where: str) -> str:
     if not all(0 <= index < len(parts) for index in order):
-        raise RequestError(f"{where} must hold indices from 0 to {len(parts) - 1}.", param=where)
+        raise wrong(where, f"must hold indices from 0 to {len(parts) - 1}")
     return "".join(parts[index] for index in order)

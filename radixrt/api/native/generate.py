@@ -34,7 +34,7 @@ from radixrt.api.requests.protocol import (
 )
 from radixrt.api.responses import report_extras
 from radixrt.api.state import Context, Here, ServerState
-from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.errors import EngineDiedError, RequestError, wrong
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
@@ -114,9 +114,7 @@ class PreparedGenerate(Prepared):
 
     @staticmethod
     def read(fields: NativeRequest, context: Context) -> "PreparedGenerate":
-        """Raises:
-        RequestError: a field is out of its range, or does not fit the others; names it.
-        """
+        """Raises RequestError if a field is out of its range, or does not fit the others; names it."""
         state = context.state
         prompts, is_batch = _prompts(fields, Continuation.find(fields, "text", context), state)
         count = len(prompts)
@@ -175,7 +173,7 @@ def _prompts(
         raise RequestError("continue_from is for a single prompt, as text.", param="text")
     if fields.text is not None:
         if not fields.text:
-            raise RequestError("text is an empty list; give at least one prompt.", param="text")
+            raise wrong("text", "is an empty list; give at least one prompt")
         check_answer_count(state.config, len(fields.text))
         return [TextPrompt(text) for text in fields.text], True
     ids, vocab_size = fields.input_ids or [], state.info.vocab_size
@@ -194,9 +192,8 @@ def _one_each(field: str, value: Any, count: int) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise RequestError(
-            f"{field} has {len(value)} entries for {count} prompts; give one, or one a prompt.",
-            param=field,
+        raise wrong(
+            field, f"has {len(value)} entries for {count} prompts; give one, or one a prompt"
         )
     return value
 
@@ -204,9 +201,7 @@ def _one_each(field: str, value: Any, count: int) -> list[Any]:
 def _given_sampling(
     params: dict[str, Any] | list[dict[str, Any]] | None, count: int
 ) -> list[NativeSampling]:
-    """Raises:
-    RequestError: a value is of the wrong type, or can't be honoured; names the field.
-    """
+    """Raises RequestError if a value is of the wrong type, or can't be honoured; names the field."""
 
     def check(one: dict[str, Any]) -> NativeSampling:
         with native_names():
@@ -260,9 +255,8 @@ def _sampling(
 def _constraint(
     given: NativeSampling, sampling: SamplingParams, state: ServerState
 ) -> Constraint | None:
-    """Raises:
-    RequestError: there are several, or one is not well formed, or there will be no answer.
-    """
+    """Raises RequestError if there are several, or one is not well formed, or there will be no
+    answer."""
     structured = asked_constraint(given, state.config, "sampling_params.").constraint
     with native_names():
         check_sampling(structured, sampling)
@@ -275,10 +269,8 @@ def _constraint(
 
 
 def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
-    """Raises:
-    RequestError: a constraint is in a field where this endpoint has none, or a field is not
-        supported.
-    """
+    """Raises RequestError if a constraint is in a field where this endpoint has none, or a field is
+    not supported."""
     refuse_unsupported(body, also=("max_reasoning_tokens",))
     for name in set(ConstraintFields.__struct_fields__).difference(RequestBody.__struct_fields__):
         if name not in allowed and body.get(name) is not None:
@@ -317,9 +309,7 @@ def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str
     """The name of the whole request, and one for each prompt."""
     if isinstance(rid, list):
         if len(rid) != count or len(set(rid)) != count:
-            raise RequestError(
-                f"rid must hold one different name for each of the {count} prompts.", param="rid"
-            )
+            raise wrong("rid", f"must hold one different name for each of the {count} prompts")
         names = [request_id("gen", name) for name in rid]
         return (names[0] if count == 1 else new_id("gen")), names
     name = request_id("gen", rid)
@@ -344,7 +334,7 @@ async def abort_request(context: Here) -> Response:
         return json_response({"success": True})
     rid = body.get("rid")
     if not isinstance(rid, str):
-        raise RequestError("rid must be the string that names a request.", param="rid")
+        raise wrong("rid", "must be the string that names a request")
     context.state.abort(rid, context.caller)
     return json_response({"success": True})
 

@@ -31,7 +31,7 @@ from radixrt.api.ollama.translation import (
 )
 from radixrt.api.openai.chat import prepare_chat
 from radixrt.api.openai.completions import prepare_completion
-from radixrt.api.requests.protocol import refuse_fields
+from radixrt.api.requests.protocol import refuse_unsupported
 from radixrt.api.responses import report_extras
 from radixrt.api.state import Context, Here
 from radixrt.client.pooling import max_input_tokens, unit
@@ -45,7 +45,7 @@ _NS = 1e9
 routes = Endpoints()
 
 
-@routes.takes("/api/chat", ChatRequest, partial(refuse_fields, names=REFUSED))
+@routes.takes("/api/chat", ChatRequest, partial(refuse_unsupported, also=REFUSED))
 async def chat(fields: ChatRequest, context: Context) -> Response:
     if not fields.messages:
         return _loaded(fields, context, "message")

@@ -14,9 +14,9 @@ from radixrt.api.requests.protocol import (
     CompletionRequest,
     GenerationFields,
     RequestBody,
-    refuse_fields,
+    refuse_unsupported,
 )
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.base.image_parts import image_base64
 from radixrt.kv.cache_hint import CacheHint
 
@@ -132,17 +132,15 @@ REFUSED = ("template", "context", "width", "height", "steps")
 
 
 def refuse_in_generate(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore, such as those of
-        tools.
-    """
+    """Raises RequestError if the body has a field that this server would have to ignore, such as
+    those of tools."""
     for name in ("tools", "tool_choice"):
         if body.get(name) not in (None, [], "none", "auto"):
             raise RequestError(
                 "/api/generate calls no tools; leave tools and tool_choice out, or send a chat to /api/chat.",
                 param=name,
             )
-    refuse_fields(body, REFUSED)
+    refuse_unsupported(body, REFUSED)
 
 
 _OPTIONS = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
@@ -151,9 +149,7 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
-    """Raises:
-    RequestError: a field is not supported or malformed; names it.
-    """
+    """Raises RequestError if a field is not supported or malformed; names it."""
     messages = [
         _message(message, f"messages[{index}]")
         for index, message in enumerate(fields.messages or ())
@@ -162,9 +158,7 @@ def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
 
 
 def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:
-    """Raises:
-    RequestError: as in :func:`chat_of`.
-    """
+    """Raises RequestError as in :func:`chat_of`."""
     content = with_images(fields.prompt or "", fields.images, "images")
     messages = [ChatMessage(role="user", content=content)]
     if fields.system:
@@ -179,9 +173,7 @@ def completion_of(fields: GenerateRequest) -> CompletionRequest:
         RequestError: as in :func:`chat_of`.
     """
     if fields.images:
-        raise RequestError(
-            "images need the chat template, so neither raw nor suffix may be given.", param="images"
-        )
+        raise wrong("images", "need the chat template, so neither raw nor suffix may be given")
     top = fields.top_logprobs or 0
     return fields.translated(
         CompletionRequest,
@@ -227,7 +219,7 @@ def _response_format(given: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, dict):
         return {"type": "json_schema", "json_schema": {"schema": given}}
     if given != "json":
-        raise RequestError('format must be "json" or a JSON schema.', param="format")
+        raise wrong("format", 'must be "json" or a JSON schema')
     return {"type": "json_object"}
 
 
@@ -252,9 +244,7 @@ def seconds_of(keep_alive: float | str) -> float:
         return -seconds if keep_alive.startswith("-") else seconds
     if re.fullmatch(r"-?\d{1,9}", keep_alive):
         return float(keep_alive)
-    raise RequestError(
-        'keep_alive must be a number of seconds or a duration such as "5m".', param="keep_alive"
-    )
+    raise wrong("keep_alive", 'must be a number of seconds or a duration such as "5m"')
 
 
 def with_images(text: str, images: list[str] | None, where: str) -> str | list[dict[str, Any]]:
@@ -289,7 +279,7 @@ def _message(message: OllamaMessage, where: str) -> ChatMessage:
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{where} needs a function with a name.", param=where)
+        raise wrong(where, "needs a function with a name")
     arguments = json_text(function.get("arguments") or {}, f"{where}.function.arguments")
     translated = {"name": function["name"], "arguments": arguments}
     return {"id": call.get("id") or f"call_{where}", "type": "function", "function": translated}

@@ -6,9 +6,7 @@ from typing import Any
 from fastapi import Response
 
 from radixrt.api.answering import ChoiceDelta, OpenAIFormatter, PreparedRequest, respond
-from radixrt.api.conversations.continuation import (
-    Continuation,
-)
+from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.logprobs import KeptMass, chat_logprobs
 from radixrt.api.requests.constraint import asked_constraint, streams_values
@@ -29,7 +27,7 @@ from radixrt.api.responses import (
     value_events,
 )
 from radixrt.api.state import Context, ServerState
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import shown, wrong
 from radixrt.base.sampling_params import MAX_LOGPROBS
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerChunk
@@ -174,13 +172,12 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
     if fields.logprobs:
         wanted = fields.top_logprobs or 0
         if not 0 <= wanted <= MAX_LOGPROBS:
-            raise RequestError(
-                f"top_logprobs must be a number from 0 to {MAX_LOGPROBS}, not {shown(wanted)}.",
-                param="top_logprobs",
+            raise wrong(
+                "top_logprobs", f"must be a number from 0 to {MAX_LOGPROBS}, not {shown(wanted)}"
             )
         return wanted
     if fields.top_logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        raise wrong("top_logprobs", "needs logprobs to be true")
     return None
 
 
@@ -194,9 +191,9 @@ def _reasoning_parser(
     if fields.separate_reasoning is not False:
         return parser
     if structured is not None:
-        raise RequestError(
-            "separate_reasoning must not be false with structured output or tools, since the constraint begins "
-            "after the reasoning. To have no reasoning in the response, set include_reasoning to false.",
-            param="separate_reasoning",
+        raise wrong(
+            "separate_reasoning",
+            "must not be false with structured output or tools, since the constraint begins "
+            "after the reasoning. To have no reasoning in the response, set include_reasoning to false",
         )
     return ""

@@ -7,9 +7,7 @@ import msgspec
 from fastapi import Response
 
 from radixrt.api.answering import ChoiceDelta, OpenAIFormatter, PreparedRequest, respond
-from radixrt.api.conversations.continuation import (
-    Continuation,
-)
+from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.logprobs import CompletionLogprobs, KeptMass
 from radixrt.api.requests.constraint import asked_constraint, streams_values
@@ -23,7 +21,7 @@ from radixrt.api.responses import (
     value_events,
 )
 from radixrt.api.state import Context, ServerState
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import FimPrompt, GenerateRequest, Prompt, Tenant, TextPrompt
@@ -33,10 +31,8 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def _refuse_unsupported_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore, such as those of
-        tools.
-    """
+    """Raises RequestError if the body has a field that this server would have to ignore, such as
+    those of tools."""
     if body.get("tools") or body.get("tool_choice") not in (None, "none", "auto"):
         raise RequestError(
             "A completion calls no tools; leave tools and tool_choice out, or send a chat to /v1/chat/completions.",
@@ -80,11 +76,11 @@ def prepare_completion(
     overrides = _overrides(fields, context.tenant, default_max_tokens)
     options = generation_options(fields, context, constraint, len(prompts), **overrides)
     if fields.best_of not in (None, options.sampling.n):
-        raise RequestError("best_of must equal n, or be left out.", param="best_of")
+        raise wrong("best_of", "must equal n, or be left out")
     if constraint is not None and fields.max_tokens == 0:
-        raise RequestError(
-            "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
-            param="max_tokens",
+        raise wrong(
+            "max_tokens",
+            "is 0, so there is no answer to hold to a constraint; leave one of them out",
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
     recorder = continuation.recorder(fields, response_id, str(fields.prompt))
@@ -121,9 +117,8 @@ def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str 
 
 
 def _with_suffix(prompts: list[Prompt], suffix: str, fields: CompletionRequest) -> list[Prompt]:
-    """Raises:
-    RequestError: a prompt is not text, or another field needs a prompt that is one text.
-    """
+    """Raises RequestError if a prompt is not text, or another field needs a prompt that is one
+    text."""
     for name in ("echo", "keep", "continue_from"):
         if getattr(fields, name):
             raise RequestError(f"suffix and {name} exclude each other.", param=name)
@@ -149,7 +144,7 @@ def _overrides(
     overrides: dict[str, Any] = {"logprobs": fields.logprobs}
     if fields.max_tokens == 0:
         if not fields.echo:
-            raise RequestError("max_tokens must be at least 1 without echo.", param="max_tokens")
+            raise wrong("max_tokens", "must be at least 1 without echo")
         overrides["max_tokens"] = 1
     elif fields.max_tokens is None and default_max_tokens is not None:
         overrides["max_tokens"] = max(tenant.at_most(default_max_tokens), fields.min_tokens or 0)

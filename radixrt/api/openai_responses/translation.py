@@ -9,13 +9,12 @@ import msgspec
 
 from radixrt.api.requests.messages import string_in, text_parts, warn_of_skipped
 from radixrt.api.requests.protocol import (
-    UNSUPPORTED,
     ChatCompletionRequest,
     ChatMessage,
     GenerationFields,
-    refuse_fields,
+    refuse_unsupported,
 )
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import wrong
 from radixrt.base.image_parts import image_part
 
 Items = str | list[dict[str, Any]]
@@ -70,19 +69,16 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     replay_reasoning: bool | None = None
 
 
-_REFUSED = (*UNSUPPORTED, "background", "conversation", "prompt", "moderation")
-"""Fields that would change the answer: those that chat refuses, and further ones."""
+_REFUSED = ("background", "conversation", "prompt", "moderation")
+"""Fields that would change the answer, beside those that chat refuses."""
 
 
 def refuse_unsupported_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore.
-    """
-    refuse_fields(body, _REFUSED)
+    """Raises RequestError if the body has a field that this server would have to ignore."""
+    refuse_unsupported(body, _REFUSED)
     if body.get("truncation") not in (None, "disabled"):
-        raise RequestError(
-            'truncation must be "disabled" or left out: this server drops nothing of the input.',
-            param="truncation",
+        raise wrong(
+            "truncation", 'must be "disabled" or left out: this server drops nothing of the input'
         )
 
 
@@ -165,7 +161,9 @@ def _messages(items: Items | None) -> Iterator[ChatMessage]:
                 yield open_turn
                 open_turn = None
             yield message
-        elif open_turn is None or (message.reasoning_content and _has_answered(open_turn)):
+        elif open_turn is None or (
+            message.reasoning_content and (open_turn.content or open_turn.tool_calls)
+        ):
             if open_turn is not None:
                 yield open_turn
             open_turn = message
@@ -173,10 +171,6 @@ def _messages(items: Items | None) -> Iterator[ChatMessage]:
             _join(open_turn, message)
     if open_turn is not None:
         yield open_turn
-
-
-def _has_answered(message: ChatMessage) -> bool:
-    return bool(message.content or message.tool_calls)
 
 
 def _join(turn: ChatMessage, message: ChatMessage) -> None:
@@ -264,9 +258,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         return image_part(part, where)
     field = _TEXT_PARTS.get(str(kind))
     if field is None:
-        raise RequestError(
-            f"{where} is of type {kind!r:.50}; this server takes text and input_image.", param=where
-        )
+        raise wrong(where, f"is of type {kind!r:.50}; this server takes text and input_image")
     translated = {"type": "text", "text": string_in(part, field, where)}
     for name in ("cache_control", "prompt_cache_breakpoint"):
         if part.get(name) is not None:
@@ -314,15 +306,13 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     if choice.get("type") == "allowed_tools":
         allowed = choice.get("tools")
         if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
-            raise RequestError(
-                "tool_choice.tools must be a list of tools.", param="tool_choice.tools"
-            )
+            raise wrong("tool_choice.tools", "must be a list of tools")
         named = [_named(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(allowed)]
         inner = {"mode": choice.get("mode", "auto"), "tools": named}
         return {"type": "allowed_tools", "allowed_tools": inner}
-    raise RequestError(
-        'tool_choice must be "auto", "none", "required", or of the type function, custom or allowed_tools.',
-        param="tool_choice",
+    raise wrong(
+        "tool_choice",
+        'must be "auto", "none", "required", or of the type function, custom or allowed_tools',
     )
 
 

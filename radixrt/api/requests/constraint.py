@@ -8,7 +8,7 @@ import msgspec
 
 from radixrt.api.requests.protocol import GenerationFields, StructuredOutputs
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema, StructuralTag
 from radixrt.constrained.structural_tags import structural_tag
@@ -57,11 +57,11 @@ def streams_values(fields: GenerationFields, constraint: Constraint | None) -> b
     if not fields.stream_values:
         return False
     if not fields.stream:
-        raise RequestError("stream_values needs stream to be true.", param="stream_values")
+        raise wrong("stream_values", "needs stream to be true")
     if not isinstance(constraint, JsonSchema | AnyJson | StructuralTag):
-        raise RequestError(
-            "stream_values needs an answer that is JSON: ask for a JSON schema or json_object, or give tools.",
-            param="stream_values",
+        raise wrong(
+            "stream_values",
+            "needs an answer that is JSON: ask for a JSON schema or json_object, or give tools",
         )
     return True
 
@@ -89,9 +89,9 @@ def _response_format(value: dict[str, Any], param: str) -> Constraint | None:
         _refuse_other_keys(value, {"type", "json_schema"}, param)
         return _openai_schema(value.get("json_schema"), f"{param}.json_schema")
     if kind not in ("text", "json_object"):
-        raise RequestError(
-            f"{param}.type must be text, json_object, json_schema or structural_tag, not {shown(kind)}.",
-            param=f"{param}.type",
+        raise wrong(
+            f"{param}.type",
+            f"must be text, json_object, json_schema or structural_tag, not {shown(kind)}",
         )
     _refuse_other_keys(value, {"type"}, param)
     return requests.any_json() if kind == "json_object" else None
@@ -100,16 +100,15 @@ def _response_format(value: dict[str, Any], param: str) -> Constraint | None:
 def _openai_schema(value: Any, param: str) -> JsonSchema:
     """``{"name": ..., "schema": ..., "strict": ...}``."""
     if not isinstance(value, dict):
-        raise RequestError(f"{param} must be an object with a schema.", param=param)
+        raise wrong(param, "must be an object with a schema")
     _refuse_other_keys(value, {"name", "description", "schema", "strict"}, param)
     if "schema" not in value:
-        raise RequestError(
-            f'{param}.schema is missing; for JSON of any form, ask for the type "json_object".',
-            param=f"{param}.schema",
+        raise wrong(
+            f"{param}.schema", 'is missing; for JSON of any form, ask for the type "json_object"'
         )
     strict = value.get("strict")
     if not isinstance(strict, bool | None):
-        raise RequestError(f"{param}.strict must be a boolean.", param=f"{param}.strict")
+        raise wrong(f"{param}.strict", "must be a boolean")
     return requests.json_schema(value["schema"], f"{param}.schema", strict is not False)
 
 
@@ -120,12 +119,8 @@ def _in_order(constraint: Constraint | None, order: str | None, prefix: str) -> 
     name = f"{prefix}property_order"
     any_order = requests.takes_any_order(order, name)
     if not isinstance(constraint, JsonSchema):
-        raise RequestError(f"{name} goes with a JSON schema, and there is none.", param=name)
+        raise wrong(name, "goes with a JSON schema, and there is none")
     return msgspec.structs.replace(constraint, any_order=any_order)
-
-
-def _llama_cpp_grammar(value: str, param: str) -> Constraint | None:
-    return requests.ebnf(value, param) if value else None
 
 
 Reader = Callable[[Any, str], Constraint | None]
@@ -141,7 +136,7 @@ _READERS: dict[str, Reader] = {
     "json_schema": requests.json_schema,
     "regex": requests.regex,
     "ebnf": requests.ebnf,
-    "grammar": _llama_cpp_grammar,
+    "grammar": lambda text, param: requests.ebnf(text, param) if text else None,
     "structural_tag": structural_tag,
 }
 """The reader of each field."""
@@ -157,17 +152,12 @@ def _structured_outputs(
             param=f"{param}.disable_additional_properties",
         )
     if value.disable_any_whitespace and config.grammar_whitespace != "compact":
-        raise RequestError(
-            f"{param}.disable_any_whitespace is not supported by this server; start it with --grammar-whitespace "
-            "compact.",
-            param=f"{param}.disable_any_whitespace",
+        raise wrong(
+            f"{param}.disable_any_whitespace",
+            "is not supported by this server; start it with --grammar-whitespace compact",
         )
     _check_whitespace(value.whitespace_pattern, f"{param}.whitespace_pattern", config)
     return _read(_OUTPUT_READERS, value, f"{param}.")
-
-
-def _json_object(value: bool, param: str) -> Constraint | None:
-    return requests.any_json() if value else None
 
 
 _OUTPUT_READERS: dict[str, Reader] = {
@@ -175,7 +165,7 @@ _OUTPUT_READERS: dict[str, Reader] = {
     "regex": requests.regex,
     "choice": requests.choice,
     "grammar": requests.grammar,
-    "json_object": _json_object,
+    "json_object": lambda asked, _: requests.any_json() if asked else None,
     "structural_tag": structural_tag,
 }
 """The reader of each field of :class:`StructuredOutputs`."""
@@ -191,10 +181,10 @@ def _check_backend(name: str | None, config: ServerConfig) -> None:
     wanted = name.partition(":")[0]
     wanted = _LIBRARIES.get(wanted, wanted)
     if wanted not in ("auto", config.grammar_backend):
-        raise RequestError(
-            f"guided_decoding_backend {shown(name)} can't be chosen by a request; this server has "
-            f"{config.grammar_backend!r} (--grammar-backend). Leave it out.",
-            param="guided_decoding_backend",
+        raise wrong(
+            "guided_decoding_backend",
+            f"{shown(name)} can't be chosen by a request; this server has "
+            f"{config.grammar_backend!r} (--grammar-backend). Leave it out",
         )
 
 
@@ -202,17 +192,15 @@ def _check_whitespace(pattern: str | None, param: str, config: ServerConfig) -> 
     """An empty pattern allows no white space, like ``compact``."""
     if pattern is None or (pattern == "" and config.grammar_whitespace == "compact"):
         return
-    raise RequestError(
-        f"{param} can't be chosen by a request; this server's white space in JSON is "
-        f"{config.grammar_whitespace!r} (--grammar-whitespace). Leave it out.",
-        param=param,
+    raise wrong(
+        param,
+        f"can't be chosen by a request; this server's white space in JSON is "
+        f"{config.grammar_whitespace!r} (--grammar-whitespace). Leave it out",
     )
 
 
 def _refuse_other_keys(value: dict[str, Any], known: set[str], param: str) -> None:
-    """Raises:
-    RequestError: the value has a key that would have to be ignored.
-    """
+    """Raises RequestError if the value has a key that would have to be ignored."""
     for name in value.keys() - known:
         raise RequestError(
             f"{param}: {shown(name)} is not supported; leave it out. There are {', '.join(sorted(known))}.",

@@ -15,7 +15,7 @@ import orjson
 from radixrt.api.requests.protocol import TTL_S, CacheControl, ChatMessage, PromptCacheOptions
 from radixrt.api.requests.tools import call_of_custom
 from radixrt.base.convert import check_depth
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.base.image_parts import IMAGE_PARTS, image_part
 from radixrt.messages.requests import CacheBreakpoint
 
@@ -42,9 +42,7 @@ _skipped: set[tuple[str, str]] = set()
 
 
 def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Raises:
-    RequestError: a role is unknown, or a message is not text.
-    """
+    """Raises RequestError if a role is unknown, or a message is not text."""
     return [
         _to_template_message(message, f"messages[{index}]")
         for index, message in enumerate(messages)
@@ -54,17 +52,15 @@ def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 def _to_template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:
-        raise RequestError(
-            f"{where}.role must be one of {', '.join(_ROLES)}, not {shown(message.role)}.",
-            param=f"{where}.role",
+        raise wrong(
+            f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {shown(message.role)}"
         )
     if message.content is None and role != "assistant":
-        raise RequestError(f"{where}.content is missing.", param=f"{where}.content")
+        raise wrong(f"{where}.content", "is missing")
     content = _content(message.content, f"{where}.content")
     if isinstance(content, list) and role not in ("user", "tool"):
-        raise RequestError(
-            f"{where}.content holds an image; only messages of the roles user and tool may.",
-            param=f"{where}.content",
+        raise wrong(
+            f"{where}.content", "holds an image; only messages of the roles user and tool may"
         )
     result: dict[str, Any] = {"role": role, "content": content}
     if message.tool_calls:
@@ -98,11 +94,9 @@ def _part(part: dict[str, Any], where: str) -> dict[str, Any]:
 def _part_text(part: dict[str, Any], where: str) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind != "text":
-        raise RequestError(
-            f"{where} is of type {shown(kind)}; this server takes text and images.", param=where
-        )
+        raise wrong(where, f"is of type {shown(kind)}; this server takes text and images")
     if not isinstance(text, str):
-        raise RequestError(f"{where}.text must be a string.", param=f"{where}.text")
+        raise wrong(f"{where}.text", "must be a string")
     return text
 
 
@@ -112,7 +106,7 @@ def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
         call = call_of_custom(call, where)
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{where} needs a function with a name.", param=where)
+        raise wrong(where, "needs a function with a name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
@@ -177,7 +171,7 @@ def _message_marks(messages: list[ChatMessage]) -> Iterator[tuple[int, CacheCont
         for name, marked in (("content", parts), ("tool_calls", message.tool_calls or [])):
             for number, part in enumerate(marked):
                 if (mark := part.get("cache_control")) is not None:
-                    yield index, _parsed(mark, f"{where}.{name}[{number}].cache_control")
+                    yield index, read_cache_control(mark, f"{where}.{name}[{number}].cache_control")
 
 
 def _openai_breakpoints(
@@ -192,9 +186,9 @@ def _openai_breakpoints(
             where = f"messages[{index}].content[{number}].prompt_cache_breakpoint"
             ttl = (mark.get("ttl") if isinstance(mark, dict) else mark) or default_ttl  # fmt: skip
             if not isinstance(mark, dict) or mark.get("mode") != "explicit" or ttl not in tuple(TTL_S):  # fmt: skip
-                raise RequestError(
-                    f'{where} must be {{"mode": "explicit"}}, optionally with "ttl": "30m" (the default) or "12h".',
-                    param=where,
+                raise wrong(
+                    where,
+                    'must be {"mode": "explicit"}, optionally with "ttl": "30m" (the default) or "12h"',
                 )
             yield index, TTL_S[ttl]
 
@@ -210,7 +204,7 @@ def _tool_marks(tools: list[dict[str, Any]]) -> Iterator[tuple[int, CacheControl
                 f"to tools[{len(tools) - 1}].",
                 param=where,
             )
-        yield TOOLS, _parsed(mark, where)
+        yield TOOLS, read_cache_control(mark, where)
 
 
 def _mark_on(tool: dict[str, Any]) -> Any:
@@ -228,7 +222,8 @@ def _unmarked(tool: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _parsed(mark: Any, where: str) -> CacheControl:
+def read_cache_control(mark: Any, where: str) -> CacheControl:
+    """Raises RequestError if the mark is malformed; names its place."""
     try:
         return _checked(msgspec.convert(mark, CacheControl), where)
     except msgspec.ValidationError as error:
@@ -242,9 +237,8 @@ def _checked(control: CacheControl, where: str) -> CacheControl:
 
 
 def _malformed(where: str) -> RequestError:
-    return RequestError(
-        f'{where} must be {{"type": "ephemeral"}}, optionally with "ttl": "5m" (the default) or "1h".',
-        param=where,
+    return wrong(
+        where, 'must be {"type": "ephemeral"}, optionally with "ttl": "5m" (the default) or "1h"'
     )
 
 
@@ -262,7 +256,7 @@ def string_in(item: dict[str, Any], name: str, where: str) -> str:
     """
     value = item.get(name)
     if not isinstance(value, str):
-        raise RequestError(f"{where}.{name} must be a string.", param=f"{where}.{name}")
+        raise wrong(f"{where}.{name}", "must be a string")
     return value
 
 
@@ -287,7 +281,7 @@ def text_parts(
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise RequestError(f"{where} must be a string or a list of {name}.", param=where)
+        raise wrong(where, f"must be a string or a list of {name}")
     return [read(part, f"{where}[{first + index}]") for index, part in enumerate(content)]
 
 

@@ -17,7 +17,7 @@ from radixrt.api.requests.protocol import (
 )
 from radixrt.api.state import Context, ServerState
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
@@ -58,16 +58,12 @@ def request_id(prefix: str, *chosen: str | None) -> str:
     if given is None:
         return new_id(prefix)
     if not (0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()):
-        raise RequestError(
-            f"rid must have 1 to {MAX_ID_CHARS} printable ASCII characters.", param="rid"
-        )
+        raise wrong("rid", f"must have 1 to {MAX_ID_CHARS} printable ASCII characters")
     return given
 
 
 def check_answer_count(config: ServerConfig, num_prompts: int, n: int = 1) -> None:
-    """Raises:
-    RequestError: one HTTP request asks for more answers than the queue can ever hold.
-    """
+    """Raises RequestError if one HTTP request asks for more answers than the queue can ever hold."""
     if num_prompts * n > config.max_queued_requests:
         raise RequestError(
             f"The request asks for {num_prompts * n} answers ({num_prompts} prompts, n={n}); this "
@@ -104,9 +100,8 @@ def generation_options(
     check_answer_count(context.state.config, num_prompts, sampling.n)
     check_sampling(constraint, sampling)
     if fields.return_progress and not fields.stream:
-        raise RequestError(
-            "return_progress is for streams: set stream to true, or leave return_progress out.",
-            param="return_progress",
+        raise wrong(
+            "return_progress", "is for streams: set stream to true, or leave return_progress out"
         )
     options = request_options(fields, context, sampling)
     return replace(options, progress=bool(fields.return_progress))
@@ -138,9 +133,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float] | None:
     try:
         return {int(token_id): value for token_id, value in bias.items()} or None
     except ValueError as error:
-        raise RequestError(
-            "logit_bias must map token ids to numbers from -100 to 100.", param="logit_bias"
-        ) from error
+        raise wrong("logit_bias", "must map token ids to numbers from -100 to 100") from error
 
 
 waited_s: ContextVar[float] = ContextVar("waited_s", default=0.0)
@@ -189,10 +182,7 @@ def _with_prompt_cache(hints: CacheHints, fields: QueueFields | GenerationFields
         return hints
     key = fields.prompt_cache_key
     if key and len(key) > LONGEST_SESSION:
-        raise RequestError(
-            f"prompt_cache_key may have at most {LONGEST_SESSION} characters.",
-            param="prompt_cache_key",
-        )
+        raise wrong("prompt_cache_key", f"may have at most {LONGEST_SESSION} characters")
     if key and not hints.session:
         hints = replace(hints, session=key)
     ttl_s = _lifetime_s(fields)
@@ -216,9 +206,7 @@ def _lifetime_s(fields: GenerationFields) -> float | None:
 
 def _check(value: str | None, known: Any, field: str) -> None:
     if value is not None and value not in known:
-        raise RequestError(
-            f"{field} must be one of {', '.join(known)}, not {shown(value)}.", param=field
-        )
+        raise wrong(field, f"must be one of {', '.join(known)}, not {shown(value)}")
 
 
 def _deadline(timeout: float | None, max_s: float) -> float | None:
@@ -226,10 +214,7 @@ def _deadline(timeout: float | None, max_s: float) -> float | None:
     if timeout is None:
         return None
     if not 0 < timeout <= max_s:
-        raise RequestError(
-            f"timeout must be above 0 and at most {max_s:g} seconds (--max-timeout).",
-            param="timeout",
-        )
+        raise wrong("timeout", f"must be above 0 and at most {max_s:g} seconds (--max-timeout)")
     return time.time() + timeout - waited_s.get()
 
 
@@ -248,7 +233,5 @@ def _priority(given: int | None, config: ServerConfig) -> int:
             param="priority",
         )
     if not -(2**31) <= given < 2**31:
-        raise RequestError(
-            "priority must lie between -2147483648 and 2147483647.", param="priority"
-        )
+        raise wrong("priority", "must lie between -2147483648 and 2147483647")
     return given

@@ -16,7 +16,7 @@ from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, Pr
 from radixrt.api.requests.tools import offered_tools
 from radixrt.api.state import Context, ServerState
 from radixrt.base.convert import check_depth
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
@@ -33,7 +33,7 @@ def one_prompt(
     if fields.messages is not None:
         return chat_prompt(fields, fields.messages, continuation.messages, opens_turn)
     if fields.tools is not None:
-        raise RequestError("tools are for the chat template, so they need messages.", param="tools")
+        raise wrong("tools", "are for the chat template, so they need messages")
     text = continuation.text + (fields.prompt or "")
     return TextPrompt(text, fields.add_special_tokens is not False)
 
@@ -60,17 +60,13 @@ def chat_prompt(
     before = [{"role": "system", "content": instructions}] if instructions else []
     messages = [*before, *kept, *to_template_messages(new)]
     if not messages:
-        raise RequestError("messages is empty; give at least one message.", param="messages")
+        raise wrong("messages", "is empty; give at least one message")
     if fields.continue_final_message:
         if fields.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other.",
-                param="continue_final_message",
-            )
+            raise wrong("continue_final_message", "and add_generation_prompt exclude each other")
         if messages[-1]["role"] != "assistant":
-            raise RequestError(
-                "continue_final_message needs a last message of the assistant, to be continued.",
-                param="continue_final_message",
+            raise wrong(
+                "continue_final_message", "needs a last message of the assistant, to be continued"
             )
         opens_turn = False
     elif fields.add_generation_prompt is not None:
@@ -111,7 +107,7 @@ def parse_prompts(
     if isinstance(prompt, str):
         return [TextPrompt(prompt, add_special_tokens)]
     if not prompt:
-        raise RequestError(f"{field} is an empty list; give at least one text.", param=field)
+        raise wrong(field, "is an empty list; give at least one text")
     kinds = set(map(type, prompt))
     if kinds & {str, list}:
         check_answer_count(state.config, len(prompt), n)  # before they are looked at
@@ -123,16 +119,14 @@ def parse_prompts(
 
 
 def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> TokenPrompt:
-    """Raises:
-    RequestError: it is empty, or not a list of token ids of the vocabulary.
-    """
+    """Raises RequestError if it is empty, or not a list of token ids of the vocabulary."""
     if not ids:
-        raise RequestError(f"{field} is empty; give at least one token.", param=field)
+        raise wrong(field, "is empty; give at least one token")
     if set(map(type, ids)) != {int}:  # bools would count as integers
         other = next(value for value in ids if type(value) is not int)
-        raise RequestError(
-            f"{field} must be text or token ids, one or a list of them, not mixed; it holds {shown(other)}.",
-            param=field,
+        raise wrong(
+            field,
+            f"must be text or token ids, one or a list of them, not mixed; it holds {shown(other)}",
         )
     try:
         packed = np.frombuffer(array("i", ids), dtype=np.int32)

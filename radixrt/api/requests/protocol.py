@@ -1,12 +1,12 @@
 """The fields of requests, as structs; their greatest lengths; and the unsupported fields, which are
 refused rather than ignored."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.base.sampling_params import MAX_LOGIT_BIAS
 from radixrt.kv.cache_hint import CacheHint
 
@@ -269,9 +269,7 @@ class Prediction(msgspec.Struct, kw_only=True):
     """A text, or parts of type "text"."""
 
     def text(self) -> str:
-        """Raises:
-        RequestError: it is not of the kind "content", or a part is not text.
-        """
+        """Raises RequestError if it is not of the kind "content", or a part is not text."""
         if self.type != "content":
             raise RequestError(
                 f'prediction.type must be "content", not {shown(self.type)}.', param="prediction"
@@ -327,22 +325,12 @@ _WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
 """Values of unsupported fields that change nothing and are accepted."""
 
 
-def refuse_fields(body: dict[str, Any], names: Iterable[str]) -> None:
-    """Raises:
-    RequestError: the body has one of these fields, which the server would have to ignore.
-    """
-    for name in names:
-        if body.get(name):
-            raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
-
-
 def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None:
-    """Raises:
-    RequestError: the body has a field that this version does not support, or one of ``also``.
-    """
+    """Raises RequestError if the body has a field that this version does not support, or one of
+    ``also``."""
     for name in (*UNSUPPORTED, *also):
         value = body.get(name)
-        asks = value is not None and value is not False and value not in ("", [])
+        asks = value is not None and value is not False and value not in ("", [], {})
         if asks and value != _WITHOUT_EFFECT.get(name):
             raise RequestError(
                 f"{name} is not supported by this version of the server; leave it out.",
@@ -352,9 +340,7 @@ def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None
 
 
 def check_lengths(body: Mapping[str, Any]) -> None:
-    """Raises:
-    RequestError: a field is too long; names it and its limit.
-    """
+    """Raises RequestError if a field is too long; names it and its limit."""
     for name, limit in MAX_ENTRIES.items():
         value = body.get(name)
         if isinstance(value, list | dict) and len(value) > limit:
@@ -366,4 +352,4 @@ def check_lengths(body: Mapping[str, Any]) -> None:
 
 
 def _too_long(name: str, size: int, limit: int, unit: str) -> RequestError:
-    return RequestError(f"{name} has {size} {unit}; at most {limit} are taken.", param=name)
+    return wrong(name, f"has {size} {unit}; at most {limit} are taken")

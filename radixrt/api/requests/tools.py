@@ -16,10 +16,9 @@ from radixrt.api.http.middleware import new_id
 from radixrt.api.requests.constraint import AskedConstraint
 from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
 from radixrt.base.convert import check_depth
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import RequestError, shown, wrong
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema, Lark
-from radixrt.constrained.fields import wrong
 from radixrt.constrained.tool_calls import CUSTOM_INPUT, CallSyntax, Tool, calls, one_call_or_json
 from radixrt.messages.message import ToolCall
 
@@ -96,15 +95,12 @@ def tool_constraint(
     tools = _tools(fields.tools or [])
     for name in names or ():
         if name not in tools:
-            raise RequestError(
-                f"tool_choice names {shown(name)}, which is not among the tools.",
-                param="tool_choice",
-            )
+            raise wrong("tool_choice", f"names {shown(name)}, which is not among the tools")
     allowed = tools.values() if names is None else [tools[name] for name in dict.fromkeys(names)]
     if other is not None and must_call and asked.field != "response_format":
-        raise RequestError(
-            "tool_choice asks for a call, so the answer can't satisfy another constraint as well; leave one of them out.",
-            param="tool_choice",
+        raise wrong(
+            "tool_choice",
+            "asks for a call, so the answer can't satisfy another constraint as well; leave one of them out",
         )
     if other is not None and not must_call:
         constraint = _call_or(allowed, written, other, fields.parallel_tool_calls)
@@ -144,7 +140,7 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
         function, where = tool[kind], f"tools[{index}].{kind}"
         name, strict = function["name"], function.get("strict")
         if not name:
-            raise RequestError(f"{where}.name is empty.", param=f"{where}.name")
+            raise wrong(f"{where}.name", "is empty")
         if name in tools:
             raise RequestError(f"Two tools have the name {shown(name)}.", param=f"{where}.name")
         if kind == "custom":
@@ -152,7 +148,7 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
             tools[name] = CustomTool.read(tool, where).as_tool(where)
             continue
         if not isinstance(strict, bool | None):
-            raise RequestError(f"{where}.strict must be a boolean.", param=f"{where}.strict")
+            raise wrong(f"{where}.strict", "must be a boolean")
         parameters = function.get("parameters")
         tools[name] = Tool.from_schema(name, parameters, strict is True, f"{where}.parameters")
     return tools
@@ -170,10 +166,10 @@ def _choice(fields: ChatCompletionRequest) -> tuple[list[str] | None, bool]:
             return [name], True
         if choice.get("type") == "allowed_tools":
             return _allowed_tools(choice.get("allowed_tools"))
-    raise RequestError(
-        'tool_choice must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or '
-        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}.',
-        param="tool_choice",
+    raise wrong(
+        "tool_choice",
+        'must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
     )
 
 

@@ -208,7 +208,9 @@ class _Run:
         num_symbols = max(1, recorded.input_tokens // self._symbol)
         room = self._limits.num_pages * self._limits.page_size - num_symbols
         sampling = SamplingParams(
-            max_tokens=max(self._answer_length(recorded), min(self._most_symbols, room))
+            max_tokens=max(
+                self._answer_length(recorded), min(MAX_ANSWER_TOKENS // self._symbol, room)
+            )
         )
         return SequenceRequest(
             seq_id=number,
@@ -220,10 +222,6 @@ class _Run:
         per_block = BLOCK_TOKENS // self._symbol
         ids = recorded.blocks[:, None] * per_block + np.arange(per_block)
         return pack_ids(ids.ravel()[:num_symbols])
-
-    @property
-    def _most_symbols(self) -> int:
-        return MAX_ANSWER_TOKENS // self._symbol
 
     def _answer_length(self, recorded: TraceRequest) -> int:
         return max(1, recorded.output_tokens // self._symbol)

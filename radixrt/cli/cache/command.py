@@ -78,6 +78,8 @@ def _compute(files: list[Path], config: ServerConfig, cache: Path) -> dict[str, 
         if setting.name != "model_path" and getattr(own, setting.name) != getattr(default, setting.name)
     }  # fmt: skip
     with LLM(config.model_path, **changed) as llm:
+        if llm.info.state_bytes:
+            raise ConfigError("A bundle cannot hold the states of recurrent layers yet; --cache-dir keeps them.")  # fmt: skip
         try:
             for prompt in prompts:
                 llm.pin(prompt, ttl_s=3600)

@@ -32,13 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for file, advice in advices.items():
             print("\n".join([file, *_lines(advice)]))
-    return max(map(_status, advices.values()))
-
-
-def _status(advice: Advice) -> int:
-    if not advice.ok:
+    every = advices.values()
+    if not all(advice.ok for advice in every):
         return 2
-    return int(not advice.exact or bool(advice.slow))
+    return int(any(advice.slow or not advice.exact for advice in every))
 
 
 def _advice_on(file: str, facts: TokenizerFacts) -> Advice:

@@ -38,8 +38,6 @@ takes 0.2 s, of 500 12 ms)."""
 _FIRST_STEP_S = 0.5
 """The worker's other answers wait while a first mask is made; real schemas take 10 ms."""
 
-_ANY_OBJECT = '{"type":"object"}'
-
 
 # ---------------------------------------------------------------- compiling
 
@@ -94,12 +92,6 @@ def compile_in_any_order(schema: Any, facts: TokenizerFacts, whitespace: Whitesp
     order. Raises CannotCompile if llguidance refuses the schema."""
     lark = lark_in_any_order(schema, json_schema_options(whitespace))
     return _checked(LLMatcher.grammar_from_lark(lark), facts)
-
-
-def compile_any_json(
-    object_only: bool, facts: TokenizerFacts, whitespace: WhitespaceName
-) -> Grammar:
-    return compile_json_schema(_ANY_OBJECT if object_only else "{}", facts, whitespace)
 
 
 def compile_grammars(

@@ -86,8 +86,10 @@ def _compile(
         case JsonSchema():
             return compile_json_schema(constraint, facts, options)
         case AnyJson():
-            grammar = llguidance.compile_any_json(constraint.object_only, facts, options.whitespace)
-            return Compiled(grammar=grammar)
+            schema = '{"type":"object"}' if constraint.object_only else "{}"
+            return Compiled(
+                grammar=llguidance.compile_json_schema(schema, facts, options.whitespace)
+            )
         case Regex():
             return Compiled(grammar=_regex(with_ecma_classes(constraint.pattern), facts, options))
         case Choice():

@@ -92,9 +92,8 @@ class Transcript:
         return replace(self, turn_is_open=False)
 
     def check_model_may_speak(self) -> None:
-        """Raises:
-        ProgramError: a gen or select would stand in a message that is not the assistant's.
-        """
+        """Raises ProgramError if a gen or select would stand in a message that is not the
+        assistant's."""
         if self.turn_is_open and self.turns[-1].role != "assistant":
             raise ProgramError(
                 f"The model writes only the assistant's messages: move gen or select from the {self.turns[-1].role} "

@@ -65,9 +65,7 @@ def read_folder(folder: Path) -> AdapterFile:
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raises:
-    AdapterError: the adapter has parts that are not served.
-    """
+    """Raises AdapterError if the adapter has parts that are not served."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise AdapterError(f"its peft_type is {kind}; LORA is served")

@@ -2,6 +2,7 @@
 read."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from radixrt.base.errors import ConfigError
@@ -157,11 +158,12 @@ def _rope(
     return rope
 
 
-def _llama(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "attention_bias": meta.has("blk.0.attn_q.bias"),
-        "mlp_bias": meta.has("blk.0.ffn_up.bias"),
-    }
+def _biases(**parts: str) -> Callable[[Metadata, dict[str, Any]], dict[str, bool]]:
+    """Sets each field by whether the first layer's part has a bias."""
+    return lambda meta, _: {f: meta.has(f"blk.0.{part}.bias") for f, part in parts.items()}
+
+
+_llama = _biases(attention_bias="attn_q", mlp_bias="ffn_up")
 
 
 def _qwen(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
@@ -289,21 +291,6 @@ def _granite(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seed_oss(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "attention_bias": meta.has("blk.0.attn_q.bias"),
-        "attention_out_bias": meta.has("blk.0.attn_output.bias"),
-    }
-
-
-def _ernie4_5(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    return {"use_bias": meta.has("blk.0.attn_q.bias")}
-
-
-def _exaone4(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    return _windows(meta, config, 4)
-
-
 def _ministral3(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """Mistral Small 3.1 has this name too, but queries that do not grow."""
     beta = meta.get("attention.temperature_scale")
@@ -417,9 +404,13 @@ FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], 
     "smollm3": (_smollm3, "SmolLM3ForCausalLM", "smollm3"),
     "olmo2": (_olmo2, "Olmo2ForCausalLM", "olmo2"),
     "granite": (_granite, "GraniteForCausalLM", "granite"),
-    "seed_oss": (_seed_oss, "SeedOssForCausalLM", "seed_oss"),
-    "ernie4_5": (_ernie4_5, "Ernie4_5ForCausalLM", "ernie4_5"),
-    "exaone4": (_exaone4, "Exaone4ForCausalLM", "exaone4"),
+    "seed_oss": (
+        _biases(attention_bias="attn_q", attention_out_bias="attn_output"),
+        "SeedOssForCausalLM",
+        "seed_oss",
+    ),
+    "ernie4_5": (_biases(use_bias="attn_q"), "Ernie4_5ForCausalLM", "ernie4_5"),
+    "exaone4": (partial(_windows, period=4), "Exaone4ForCausalLM", "exaone4"),
     "hunyuan-dense": (_llama, "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     "mistral3": (_ministral3, "Ministral3ForCausalLM", "ministral3"),
     "qwen3moe": (_qwen3_moe, "Qwen3MoeForCausalLM", "qwen3_moe"),

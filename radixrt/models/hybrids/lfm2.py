@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.mlp import Experts, GatedMLP, SigmoidRouter, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import SigmoidRouter, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import ShortConvolution
 from radixrt.models.hybrids.hybrid import HybridCausalLM
@@ -32,6 +32,7 @@ class Lfm2ForCausalLM(HybridCausalLM):
     """The config's ``layer_types`` says which layers are convolutions."""
 
     recurrent_name = "conv"
+    activation = "silu"
 
     def norm(self, size: int) -> RMSNorm:
         return RMSNorm(size, self.config.norm_eps)
@@ -47,7 +48,7 @@ class Lfm2ForCausalLM(HybridCausalLM):
             if config.block_ffn_dim_multiplier is not None:
                 multiple = config.block_multiple_of
                 size = -(-int(config.block_ffn_dim_multiplier * size) // multiple) * multiple
-        return GatedMLP(config.hidden_size, size, self.tp, activation="silu")
+        return self.gated_mlp(size)
 
     def is_recurrent(self, index: int) -> bool:
         return bool(self.config.layer_types[index] == "conv")
@@ -66,20 +67,17 @@ class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
     """Experts in all but the first layers, chosen by a sigmoid and a bias."""
 
     def mlp(self, index: int) -> nn.Module:
-        config, hidden = self.config, self.config.hidden_size
+        config = self.config
         if index < config.num_dense_layers:
-            return GatedMLP(hidden, config.intermediate_size, self.tp, activation="silu")
-        count = config.num_experts
+            return self.gated_mlp(config.intermediate_size)
         router = SigmoidRouter(
-            hidden,
-            count,
+            config.hidden_size,
+            config.num_experts,
             config.num_experts_per_tok,
             config.norm_topk_prob,
             factor=config.routed_scaling_factor,
         )
-        return SparseMoE(
-            router, Experts(count, hidden, config.moe_intermediate_size, "silu", self.tp)
-        )
+        return self.mixture(router, config.moe_intermediate_size)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         for inner, part in super().translate(name, tensor):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import head_dim
-from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import GatedMLP, Router, split_fused_experts
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.recurrent import Mamba2
 from radixrt.layers.rotary import NoRotary, RotaryEmbedding
@@ -68,13 +68,12 @@ class GraniteMoeHybridForCausalLM(BambaForCausalLM):
 
     def mlp(self, index: int) -> nn.Module:
         config = self.config
-        hidden, count, act = config.hidden_size, config.num_local_experts, config.hidden_act
-        shared = GatedMLP(hidden, config.shared_intermediate_size, self.tp, activation=act)
+        hidden, count = config.hidden_size, config.num_local_experts
+        shared = self.gated_mlp(config.shared_intermediate_size)
         if not count:
             return shared
         router = Router(hidden, count, config.num_experts_per_tok, normalize=True)
-        experts = Experts(count, hidden, config.intermediate_size, act, self.tp)
-        return SparseMoE(router, experts, shared)
+        return self.mixture(router, config.intermediate_size, shared)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         if found := _SHARED_MLP.fullmatch(name):

@@ -5,18 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from radixrt.layers.mlp import (
-    RELU_SQUARED,
-    Experts,
-    SigmoidRouter,
-    SparseMoE,
-    SquaredReluMLP,
-    split_fused_experts,
-)
+from radixrt.layers.mlp import RELU_SQUARED, SquaredReluMLP, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import Mamba2, Mamba2Options
 from radixrt.layers.rotary import NoRotary, RotaryEmbedding
 from radixrt.models.hybrids.hybrid import HybridCausalLM, SingleBlockLayer
+from radixrt.models.mixtures import group_router
 
 
 class Mamba2ForCausalLM(HybridCausalLM):
@@ -70,6 +64,8 @@ class NemotronHForCausalLM(Mamba2ForCausalLM):
     """The config's ``layers_block_type`` says which layers have Mamba 2, attention without
     positions, an MLP or experts."""
 
+    activation = RELU_SQUARED
+
     def least_dt(self) -> float:
         return float(self.config.time_step_min)
 
@@ -87,19 +83,9 @@ class NemotronHForCausalLM(Mamba2ForCausalLM):
         config, hidden = self.config, self.config.hidden_size
         if config.layers_block_type[index] == "mlp":
             return SquaredReluMLP(hidden, config.intermediate_size, self.tp, config.mlp_bias)
-        count, size = config.n_routed_experts, config.moe_intermediate_size
-        router = SigmoidRouter(
-            hidden,
-            count,
-            config.num_experts_per_tok,
-            config.norm_topk_prob,
-            num_groups=config.n_group,
-            top_groups=config.topk_group,
-            factor=config.routed_scaling_factor,
-        )
         shared_size = config.moe_shared_expert_intermediate_size
         shared = SquaredReluMLP(hidden, shared_size, self.tp, config.mlp_bias)
-        return SparseMoE(router, Experts(count, hidden, size, RELU_SQUARED, self.tp), shared)
+        return self.mixture(group_router(config), config.moe_intermediate_size, shared)
 
     def _block(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         kind = self.config.layers_block_type[index]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import Router, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import GatedDeltaNet
 from radixrt.models.hybrids.hybrid import HybridCausalLM
@@ -32,13 +32,11 @@ class Qwen3_5ForCausalLM(HybridCausalLM):
         dense = index in (getattr(config, "mlp_only_layers", None) or [])
         if count == 0 or (index + 1) % step or dense:
             return super().mlp(index)
-        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
-        normalize = getattr(config, "norm_topk_prob", True)
+        hidden, normalize = config.hidden_size, getattr(config, "norm_topk_prob", True)
         router = Router(hidden, count, config.num_experts_per_tok, normalize)
-        shared_size = config.shared_expert_intermediate_size
-        shared = GatedMLP(hidden, shared_size, self.tp, activation=act)
-        experts = Experts(count, hidden, size, act, self.tp)
-        return SparseMoE(router, experts, shared, Router(hidden, 1, 1, normalize=False))
+        shared = self.gated_mlp(config.shared_expert_intermediate_size)
+        shared_gate = Router(hidden, 1, 1, normalize=False)
+        return self.mixture(router, config.moe_intermediate_size, shared, shared_gate)
 
     def recurrent(self, index: int) -> GatedDeltaNet:
         return GatedDeltaNet(self.config, index, self.tp)

@@ -86,10 +86,8 @@ class CallSink:
             self._new.append(ToolCall(self.num_calls, name, arguments))
 
     def end(self) -> None:
-        """Raises:
-        NoCallError: the call could not be passed on: it has no name, or arguments that are no JSON
-            object.
-        """
+        """Raises NoCallError if the call could not be passed on: it has no name, or arguments that
+        are no JSON object."""
         if not self.in_pieces:
             self._new.append(self._checked())
         self.num_calls += 1
@@ -122,9 +120,7 @@ class CallSink:
 
 
 def as_json(value: Any) -> str:
-    """Raises:
-    NoCallError: JSON has no such value.
-    """
+    """Raises NoCallError if JSON has no such value."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:

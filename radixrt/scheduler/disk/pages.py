@@ -18,12 +18,20 @@ from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
 from radixrt.kv.store.journal import Header, Journal, PagesDropped, Record
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.moves import OpenPages, PagesWritten, SavePages
+from radixrt.messages.moves import (
+    MAX_STATE_PARTS,
+    OpenPages,
+    PagesWritten,
+    SavePages,
+    state_part,
+)
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_records
 from radixrt.scheduler.disk.names import NamedPages
 from radixrt.scheduler.disk.returns import MIN_CHANCE, Returns
+from radixrt.scheduler.disk.states import DiskStates
 from radixrt.scheduler.radix.key_ids import is_activated
 from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.states import KeptStates
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +131,8 @@ class DiskPages:
         self._being_written: set[bytes] = set()
         self._max_copied = max(MIN_COPIED, MAX_COPIED_BYTES // slot_bytes)
         self._max_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
+        self.states: DiskStates | None = None
+        """Of recurrent layers; None: the model has none."""
         self.returns = Returns(self.index.num_slots)
         self.min_chance = MIN_CHANCE
         """Of a return, from which on a page is written that was used once."""
@@ -133,6 +143,16 @@ class DiskPages:
         self.error = ""
         """Why nothing is written any more."""
         self.written_pages = self.dropped_pages = self.damaged_pages = 0
+
+    def keep_states(self, kept: KeptStates, state_bytes: int) -> None:
+        """Write states of recurrent layers, too.
+
+        Args:
+            state_bytes: of one, over all ranks.
+        """
+        num_parts = -(-state_bytes // self.slot_bytes)
+        if kept and num_parts <= MAX_STATE_PARTS:
+            self.states = DiskStates(kept, num_parts)
 
     def close(self) -> None:
         """Write what is left to the journal, and give the directory up."""
@@ -162,7 +182,19 @@ class DiskPages:
                 self._worth.add(page)
                 if not self._is_there(name) and len(self._wanted) < MAX_WANTED:
                     self._wanted.append((page, name))
-        self.index.use(digests)
+        self.index.use(digests + self._used_state(pages))
+
+    def _used_state(self, pages: Pages) -> list[bytes]:
+        """The state from which a prefix goes on was used, too; returns the digests of its parts."""
+        if self.states is None or (last := self.states.of_prefix(pages)) is None:
+            return []
+        page = int(pages[last])
+        name = self.names.name(page)
+        assert name is not None, "a page without a name was in the tree"
+        parts = self.states.parts(name)
+        if not all(map(self._is_there, parts)):
+            self.states.want(page, name)
+        return [part.digest for part in parts]
 
     def answered(self, pages: Pages) -> None:
         """These pages, which have just entered the tree, hold tokens that were generated."""
@@ -172,15 +204,21 @@ class DiskPages:
         """The pages that have just left the tree were evicted: those that are worth it are written
         before they have a new owner."""
         for page, name in self.names.removed_last:
-            if self._is_there(name):
-                continue
-            is_answer = page in self._answers
-            self.returns.left(name, is_answer)
-            if not self.names.is_computed(page):
-                continue
-            if page in self._worth or self._is_worth(name, is_answer):
-                self._leaving.append((page, name))
+            is_kept = self._is_there(name) or self._leaves(page, name)
+            if is_kept and self.states is not None:
+                self.states.leaves(page, name)
         self.forget_removed()
+
+    def _leaves(self, page: int, name: PageName) -> bool:
+        """Whether a page that leaves memory, and is not on disk, is worth being written."""
+        is_answer = page in self._answers
+        self.returns.left(name, is_answer)
+        if not self.names.is_computed(page):
+            return False
+        if page in self._worth or self._is_worth(name, is_answer):
+            self._leaving.append((page, name))
+            return True
+        return False
 
     def _is_worth(self, name: PageName, is_answer: bool) -> bool:
         """Whether a page that was used once in memory is written when it leaves. One that
@@ -208,10 +246,13 @@ class DiskPages:
             self._is_open = True
             return OpenPages(path=str(self.directory.path / "pages"))
         leaving, self._leaving = self._leaving, []
-        if self.error or not (leaving or self._wanted):
+        states = [] if self.states is None else self.states.take_leaving()
+        if self.error:
             return None
         pages: list[int] = []
         slots: list[int] = []
+        for row, name in states:
+            self._add_state(row, name, pages, slots)
         for page, name in leaving:
             if len(self._writing) < self._max_copied and (slot := self.take(name)) is not None:
                 pages.append(page)
@@ -225,9 +266,28 @@ class DiskPages:
                     pages.append(page)
                     slots.append(slot)
             self._wanted.popleft()
+        if self.states is not None and not pages:  # one at a time: copying holds up the next step
+            for page, row, name in self.states.wanted():
+                is_gone = self.names.name(page) is not name
+                if pages or not (is_gone or self._add_state(row, name, pages, slots)):
+                    break
         digests = b"".join(self._writing[slot].digest for slot in slots)
         order = SavePages(pages=pack_ids(pages), slots=pack_ids(slots), digests=digests)
         return order if pages else None
+
+    def _add_state(self, row: int, name: PageName, pages: list[int], slots: list[int]) -> bool:
+        """Add the parts of a kept state to an order that are not on disk; False: too much is being
+        written already."""
+        assert self.states is not None
+        if self._writing and len(self._writing) + self.states.num_parts > self._max_copied:
+            return False
+        if self.ids_are_tokens and is_activated(name.tokens):
+            return True
+        for number, part in enumerate(self.states.parts(name)):
+            if (slot := self.take(part)) is not None:
+                pages.append(state_part(row, number))
+                slots.append(slot)
+        return True
 
     def take(self, name: PageName) -> int | None:
         """A slot for a page, which is written now; None: it is there already, there is no room, or
@@ -287,6 +347,8 @@ class DiskPages:
     def flush(self) -> None:
         """Forget all pages on disk but those that are being read."""
         self._wanted.clear()
+        if self.states is not None:
+            self.states.clear()
         self._drop(self.index.drop(self.index.slots()))
 
     def _drop(self, slots: Iterable[int]) -> None:

@@ -18,12 +18,13 @@ import numpy as np
 from radixrt.messages.cache_explanation import DiskRead
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.moves import PagesRead, ReadPages
+from radixrt.messages.moves import PagesRead, ReadPages, state_part
 from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.node import Match, Node
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
+from radixrt.scheduler.radix.states import NO_ROW
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.step_times import RecentRatio, StepTimes
 
@@ -49,8 +50,11 @@ class _Read:
     node: Node
     """The pages come behind its end. It is held."""
     names: list[PageName]
+    """Of the pages, and behind them of the parts of the state that comes with them."""
     slots: list[int]
     pages: Pages
+    row: int
+    """The kept state that is read; NO_ROW: none."""
     ordered: float
     """On the scheduler's clock, as all times."""
     evicted_s_ago: float | None
@@ -117,12 +121,17 @@ class Reads:
         if (same := self._by_slot.get(slots[0])) is not None:
             self._wait(sequence, same)
             return True
-        depth = names[0].depth
-        within_s = self._seconds_to_compute(depth, len(slots))
+        count = len(slots)
+        if self._kv.states:
+            names, slots, count = self._up_to_state(names, slots)
+            if not count:
+                return False
+        depth = self._kv.usable_tokens(match) // self._kv.page_size
+        within_s = self._seconds_to_compute(depth, names[0].depth + count - depth)
         if self.seconds(len(slots)) >= within_s:
             self._hopes *= FORGOTTEN
             return False
-        return self._order(sequence, match, names, slots, within_s)
+        return self._order(sequence, match, names, slots, count, within_s)
 
     def _on_disk(self, sequence: Sequence, match: Match | None) -> tuple[list[PageName], list[int]]:
         """The pages that follow a cached prefix on disk, up to one that another read brings."""
@@ -147,30 +156,54 @@ class Reads:
                 break
         return names, slots
 
+    def _up_to_state(
+        self, names: list[PageName], slots: list[int]
+    ) -> tuple[list[PageName], list[int], int]:
+        """Of consecutive pages on disk, those up to the last one behind which a state is there too,
+        with the parts of that state; and the number of the pages."""
+        if (states := self._disk.states) is not None:
+            for count in range(len(names), 0, -1):
+                parts = states.parts(names[count - 1])
+                places = list(map(self._disk.index.find, parts))
+                if NO_SLOT not in places:
+                    return names[:count] + parts, slots[:count] + places, count
+        return [], [], 0
+
     def _order(
         self,
         sequence: Sequence,
         match: Match | None,
         names: list[PageName],
         slots: list[int],
+        num_pages: int,
         within_s: float,
     ) -> bool:
-        kv = self._kv
+        """
+        Args:
+            num_pages: of the names; the others are parts of a state.
+        """
+        kv, row = self._kv, NO_ROW
         evicted_s_ago = self._evicted_s_ago(match, names[0], sequence.root)
         node = kv.tree.hold_match(match, sequence.root)
-        count = min(len(slots), kv.num_available)
-        if not count:
+        count = min(num_pages, kv.num_available)
+        if count == num_pages and num_pages < len(names):
+            row = kv.states.lend()
+        if not count or (row == NO_ROW and num_pages < len(names)):
             kv.tree.let_go(node)
             return False
-        names, slots = names[:count], slots[:count]
+        if row == NO_ROW:
+            names, slots = names[:count], slots[:count]
         self._disk.index.hold(slots)
+        pages = kv.allocate(count)
+        parts = [state_part(row, number) for number in range(len(names) - count)]
         read = _Read(
             number=next(self._numbers),
             root=sequence.root,
             node=node,
             names=names,
             slots=slots,
-            pages=kv.allocate(count),
+            pages=pages,
+            row=row,
             ordered=self._clock(),
             evicted_s_ago=evicted_s_ago,
         )
@@ -181,7 +214,7 @@ class Reads:
         self._orders.append(
             ReadPages(
                 number=read.number,
-                pages=pack_ids(read.pages),
+                pages=pack_ids([*pages.tolist(), *parts]),
                 slots=pack_ids(slots),
                 digests=b"".join(name.digest for name in names),
                 checksums=b"".join(map(self._disk.index.checksum, slots)),
@@ -232,12 +265,17 @@ class Reads:
         count = message.num_pages
         if message.is_damaged:
             self._disk.damaged(read.slots[count])
-        tokens = unpack_ids(b"".join(name.tokens for name in read.names[:count]))
-        self._kv.publish_read(read.node, read.root, read.names[0].depth, tokens, read.pages)
+        num_pages = min(count, len(read.pages))
+        tokens = unpack_ids(b"".join(name.tokens for name in read.names[:num_pages]))
+        depth = read.names[0].depth
+        prefix = self._kv.publish_read(read.node, read.root, depth, tokens, read.pages)
+        if read.row != NO_ROW:
+            is_whole = count == len(read.slots)
+            self._kv.states.end_loan(read.row, prefix if is_whole else NO_PAGES, self._kv.page_size)
         self._disk.index.use(name.digest for name in read.names[:count])
         self._learn(read, message)
-        self.read_pages += count
-        tokens_read, now = count * self._kv.page_size, self._clock()
+        self.read_pages += num_pages
+        tokens_read, now = num_pages * self._kv.page_size, self._clock()
         for seq_id, sequence in read.waiting.items():
             before = sequence.disk_read or DiskRead(tokens=0, seconds=0.0, evicted_s_ago=read.evicted_s_ago)  # fmt: skip
             sequence.disk_read = DiskRead(

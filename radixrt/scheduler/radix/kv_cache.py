@@ -28,6 +28,7 @@ from radixrt.scheduler.radix.pool_record import PoolRecord
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.radix.request_hints import Sessions, apply_hints
 from radixrt.scheduler.radix.states import KeptStates
+from radixrt.scheduler.radix.takeover import take_over
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
@@ -70,6 +71,8 @@ class KVCache:
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
         self.states = KeptStates(limits.kept_states, num_pages)
+        if disk is not None:
+            disk.keep_states(self.states, limits.state_bytes)
         self._state_interval = limits.state_interval
         self.sessions = Sessions(self.tree)
         max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
@@ -87,18 +90,12 @@ class KVCache:
 
     def keep_record(self, record: PoolRecord) -> int:
         """Take the prefixes that a dead scheduler has left in the pool into the tree, which is
-        empty, and record its changes from now on; returns the number of their pages."""
-        kept = [NO_PAGES]
-        for root, tokens, pages, states in record.take_prefixes():
-            start = self.tree.lock_root(root)
-            end, existing = self.tree.insert(start, tokens, pages)
-            self.tree.move_lock(start, end)
-            self.tree.unlock(end)
-            kept.append(pages[existing:])
-            self.states.adopt(pages, states, self.page_size)
-        self.allocator.take(np.concatenate(kept))
-        self.tree.observers += (record,)
+        empty, and record its changes from now on, and the pages of running sequences; returns the
+        number of the pages that were taken over."""
+        if not self._share:
+            return 0
         self.record = self.states.record = record
+        self.allocator.take(take_over(record, self.tree, self.states))
         return self.tree.num_pages
 
     @property
@@ -138,6 +135,12 @@ class KVCache:
         if self.states:
             self.states.drop(pages)
         self.allocator.free(pages)
+
+    def _free_own(self, pages: Pages) -> None:
+        """Free pages of a sequence that have not entered the tree."""
+        if self.record is not None:
+            self.record.removed(pages)
+        self._free(pages)
 
     def flush(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their
@@ -324,7 +327,7 @@ class KVCache:
         own = slots.own_pages(slot)
         slots.set_tree_pages(slot, pages)
         state = self._start_from_state(sequence, pages)
-        self._free(own)
+        self._free_own(own)
         return state
 
     def grow(self, sequence: Sequence, num_tokens: int) -> Pages:
@@ -485,7 +488,7 @@ class KVCache:
                 known = np.concatenate([link.pages for link in end.path()][::-1])
                 self.states.move(own[:existing], known[start : start + existing])
             own = np.concatenate((own[:existing], own[full - start :]))
-        self._free(own)
+        self._free_own(own)
         if self._share:
             tail = sequence.tokens[max(start, full) * self.page_size : sequence.num_tokens]
             self._note_end(sequence, sequence.node, tail[: 2 * self.page_size].tobytes())
@@ -528,7 +531,7 @@ class KVCache:
         sequences use."""
         slots, node = self._slots, sequence.node
         assert node is not None
-        self._free(slots.own_pages(sequence.slot))
+        self._free_own(slots.own_pages(sequence.slot))
         self.tree.unlock(node)
         self._free(self.tree.prune(node))
         if self.disk is not None:
@@ -564,8 +567,9 @@ class KVCache:
 
     def publish_read(
         self, node: Node, root: CacheRoot, start: int, tokens: TokenIds, pages: Pages
-    ) -> None:
-        """Insert pages that were read from disk behind a held prefix, and let go of it.
+    ) -> Pages:
+        """Insert pages that were read from disk behind a held prefix, and let go of it; returns the
+        pages of the whole prefix.
 
         Args:
             node: at whose end the prefix ends.
@@ -583,6 +587,7 @@ class KVCache:
         self.tree.hold(end)
         self.tree.let_go(node)
         self.tree.let_go(end)
+        return np.concatenate([link.pages for link in end.path()][::-1])
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet: start, end."""

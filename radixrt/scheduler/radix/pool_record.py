@@ -8,6 +8,9 @@ page: the page before it, its tokens, and whether it is *complete*. Only complet
   entered the tree, or in whose plan it did. So its keys and values have been written.
 - It is incomplete from the moment when the page leaves the tree, before a plan can give the page to
   a new owner.
+- The pages of a running answer are not in the tree, but they are recorded as soon as they are full
+  of known tokens, and until they are free again. So two pages may hold the same prefix. The next
+  scheduler keeps one of them (:func:`radixrt.scheduler.radix.takeover.take_over`).
 
 A row also names the kept state of recurrent layers behind its page, from the answer of the step
 that has written the state until the state is dropped.
@@ -28,6 +31,7 @@ from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.radix.key_ids import is_activated
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
+from radixrt.scheduler.slot_table import SlotTable
 
 ID_BYTES = 64
 """Of the id of the pool to which the record belongs, at its beginning."""
@@ -73,7 +77,7 @@ class PoolRecord:
         self._is_complete = column(0, np.uint8, 1)[:, 0]
         self._before = column(1, np.int32, 1)[:, 0]
         self._number = column(2, np.int64, 1)[:, 0]
-        """Grows from page to page that enters the tree."""
+        """Grows from page to page that is recorded."""
         self._tokens = column(3, np.int32, page_size)
         self._roots = column(4, np.uint8, ROOT_BYTES)
         """Of pages that begin a prefix, packed, behind its length in two bytes."""
@@ -83,7 +87,7 @@ class PoolRecord:
         self._awaits = np.full(num_pages, _NOT_AWAITED, dtype=np.int64)
         """The step after which each page is complete."""
         self._entered: list[Pages] = []
-        """Pages that have entered the tree since the last call of :meth:`sent`."""
+        """Pages that were recorded since the last call of :meth:`sent`."""
         self._under_way: deque[tuple[int, Pages]] = deque()
         """Pages that become complete, with the step after which they do."""
         self._state_delay = state_delay
@@ -112,12 +116,34 @@ class PoolRecord:
         self._entered.append(pages)
 
     def removed(self, pages: Pages) -> None:
+        """Pages have left the tree, or a sequence has given its own back."""
         self._is_complete[pages] = 0
         self._awaits[pages] = _NOT_AWAITED
 
+    def filled(self, slots: SlotTable) -> None:
+        """Record the pages that running sequences have filled with known tokens since the last
+        call, and that are not in the tree.
+
+        The steps that were sent compute them: a draft that is rejected, and a token that is not
+        known yet, are in no position that counts as planned and known.
+        """
+        size = self._page_size
+        start = np.maximum(slots.num_recorded_pages, slots.num_tree_pages)
+        full = slots.planned // size
+        for slot in np.flatnonzero(slots.in_use & (full > start)).tolist():
+            sequence, first = slots.sequences[slot], int(start[slot])
+            assert sequence is not None
+            end = min(int(full[slot]), sequence.num_tokens // size)
+            if first < end:
+                before = int(slots.block_tables[slot, first - 1]) if first else None
+                pages = slots.block_tables[slot, first:end].copy()
+                tokens = sequence.tokens[first * size : end * size]
+                self.stored(sequence.root, before, tokens, pages)
+                slots.num_recorded_pages[slot] = end
+
     def sent(self, last_step: int) -> None:
-        """The pages that have entered the tree meanwhile are complete after this step, the last
-        that is sent to the worker.
+        """The pages that were recorded meanwhile are complete after this step, the last that is
+        sent to the worker.
 
         Call it after each plan, and after each result.
         """
@@ -164,8 +190,8 @@ class PoolRecord:
     # ------------------------------------------------------------ the next scheduler
 
     def take_prefixes(self) -> list[RecordedPrefix]:
-        """The complete prefixes that a dead scheduler has left, the one that entered its tree last
-        at the end.
+        """The complete prefixes that a dead scheduler has left, the one that it recorded last at
+        the end. Pages of different ones may hold the same prefix.
 
         All rows without one are incomplete from now on: a page whose prefix is not there would else
         belong to whatever has the place of that prefix one day. So are pages whose ids mean an
@@ -181,12 +207,15 @@ class PoolRecord:
             if (root := self._root_of(first)) is not None
             for pages in self._prefixes_from(first, children)
         ]
-        kept = np.zeros_like(self._is_complete)
-        for prefix in found:
-            kept[prefix.pages] = 1
-        self._is_complete &= kept
-        self._states[kept == 0] = 0
+        self.keep_only(np.concatenate([NO_PAGES, *(prefix.pages for prefix in found)]))
         return sorted(found, key=lambda prefix: self._number[prefix.pages[-1]])
+
+    def keep_only(self, pages: Pages) -> None:
+        """All rows but those of these pages are incomplete from now on: [n]."""
+        others = np.ones_like(self._is_complete)
+        others[pages] = 0
+        self._is_complete[others == 1] = 0
+        self._states[others == 1] = 0
 
     def _prefixes_from(self, first: int, children: dict[int, list[int]]) -> Iterator[Pages]:
         """The longest prefixes that begin with a page."""

@@ -69,6 +69,8 @@ class KeptStates:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         """The states by row, the one used least recently first."""
         self._free = list(range(num_rows - 1, -1, -1))
+        self.num_lent = 0
+        """Rows that are filled from disk."""
         self._step = 0
         self.record: PoolRecord | None = None
         """Of a shared pool, where states outlive the process."""
@@ -238,6 +240,35 @@ class KeptStates:
                 self._kept[row].page = page
                 if self.record is not None:
                     self.record.state_moved(before, page)
+
+    # ------------------------------------------------------------ states on disk
+
+    def readable_row(self, page: int) -> int:
+        """The row of the state behind a page that the steps that were sent have written; NO_ROW:
+        there is none."""
+        row = int(self._row_of[page])
+        return row if row != NO_ROW and self._kept[row].ready_from <= self._step else NO_ROW
+
+    def lend(self) -> int:
+        """A row that is filled from disk, until :meth:`end_loan`; NO_ROW: none is to be had."""
+        if not self._free and not self._drop_one():
+            return NO_ROW
+        self.num_lent += 1
+        return self._free.pop()
+
+    def end_loan(self, row: int, pages: Pages, page_size: int) -> None:
+        """A row that was lent has the state behind the last of these pages of a prefix; no pages:
+        it has none."""
+        self.num_lent -= 1
+        self._free.append(row)
+        if len(pages):
+            rows = np.full(len(pages), NO_ROW)
+            rows[-1] = row
+            self.adopt(pages, rows, page_size)
+            if self.record is not None and self._row_of[pages[-1]] == row:
+                self.record.state_written(int(pages[-1]), row, self._step)
+
+    # ------------------------------------------------------------ inspection
 
     def pages(self) -> dict[int, int]:
         """The page of each row in use, for checks of invariants."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import wrong
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.tags import GrammarStart, SymbolsOf
 from radixrt.constrained.constraint import StructuralTag
@@ -107,9 +107,9 @@ class OutputParser:
             return sampling
         marks = FORMATS.get(request.parse_reasoning)
         if marks is None:
-            raise RequestError(
-                "max_reasoning_tokens needs a chat whose reasoning is parsed (--reasoning-parser); leave it out.",
-                param="max_reasoning_tokens",
+            raise wrong(
+                "max_reasoning_tokens",
+                "needs a chat whose reasoning is parsed (--reasoning-parser); leave it out",
             )
         parser = _reasoning_parser(request, vocabulary, prompt_ids)
         if parser.has_none:
@@ -124,9 +124,9 @@ class OutputParser:
         )
         least = len(opening_ids) + len(closing_ids)
         if sampling.max_reasoning_tokens < least:
-            raise RequestError(
-                f"max_reasoning_tokens must be at least {least}: the tags around the reasoning count.",
-                param="max_reasoning_tokens",
+            raise wrong(
+                "max_reasoning_tokens",
+                f"must be at least {least}: the tags around the reasoning count",
             )
         return replace(
             sampling, reasoning_opening_ids=opening_ids, reasoning_closing_ids=closing_ids

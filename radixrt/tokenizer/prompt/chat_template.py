@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, wrong
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.images.spread import AS_THEY_ARE, Spread
@@ -247,10 +247,7 @@ class ChatTemplate:
             )
         reserved = template_parameters().intersection(kwargs) if kwargs else ()
         if reserved:
-            raise RequestError(
-                f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}.",
-                param="chat_template_kwargs",
-            )
+            raise wrong("chat_template_kwargs", f"must not contain {', '.join(sorted(reserved))}")
         if self._wants_parts:
             messages = [_in_parts(message) for message in messages]
         try:

@@ -88,9 +88,7 @@ class PairEncoder:
         self._takes_roles = {role for _, role in named} == {"query", "document"}
 
     def encode(self, pair: PairPrompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
-        """Raises:
-        RequestError: the texts are far too long, or the chat template refuses them.
-        """
+        """Raises RequestError if the texts are far too long, or the chat template refuses them."""
         document, limit = pair.document, pair.max_tokens
         self._vocabulary.check_text(pair.query, limits)
         if pair.max_document_tokens is not None:

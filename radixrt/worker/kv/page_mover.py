@@ -1,6 +1,7 @@
 """Writes pages of the KV pool to a file and reads them back, in a thread beside the steps.
 
-A page is one extent of the file: its part of each tensor, layer after layer. What is written is
+A page is one extent of the file: its part of each tensor, layer after layer. A kept state of
+recurrent layers is written in parts of the same size, each in the place of a page. What is written is
 copied when the order arrives, so that the next step may write to the page. What is read goes into
 the pool only after it was compared with its checksum.
 
@@ -14,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from radixrt.messages.moves import (
     ReadPages,
     SavePages,
     page_checksum,
+    row_and_part,
 )
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class PageMover:
 
     Args:
         kv_caches: of the pool, on a CPU.
+        states: the tables of kept states, [num_states, *shape] each.
         report: takes the answers, in the mover's thread.
         rank: of so many.
     """
@@ -57,9 +60,11 @@ class PageMover:
         report: Callable[[PagesWritten | PagesRead], None],
         rank: int = 0,
         num_ranks: int = 1,
+        states: Sequence[torch.Tensor] = (),
     ) -> None:
         self._rank, self._num_ranks = rank, num_ranks
         self._tensors = [_as_bytes(one) for layer in kv_caches for one in layer]
+        self._states = [_as_bytes(one) for one in states]
         widths = [tensor.shape[1] for tensor in self._tensors]
         self._ends = np.cumsum(widths).tolist()
         self.page_bytes = self._ends[-1] if widths else 0
@@ -102,9 +107,25 @@ class PageMover:
         copies = np.empty((len(pages), self.page_bytes), dtype=np.uint8)
         start = 0
         for tensor, end in zip(self._tensors, self._ends, strict=True):
-            copies[:, start:end] = tensor[pages]
+            copies[:, start:end] = tensor[np.maximum(pages, 0)]
             start = end
+        for index in np.flatnonzero(pages < 0).tolist():
+            copies[index] = 0
+            for piece, place in self._pieces(int(pages[index])):
+                copies[index, place] = piece
         return copies
+
+    def _pieces(self, number: int) -> Iterator[tuple[NDArray[np.uint8], slice]]:
+        """The bytes of the tables of states that are a part of a state, and their places in it."""
+        row, part = row_and_part(number)
+        first, start = part * self.page_bytes, 0
+        last = first + self.page_bytes
+        for table in self._states:
+            end = start + table.shape[1]
+            low, high = max(first, start), min(last, end)
+            if low < high:
+                yield table[row, low - start : high - start], slice(low - first, high - first)
+            start = end
 
     def _work_on(self) -> None:
         """Reads come first: sequences wait for them."""
@@ -185,6 +206,10 @@ class PageMover:
                 os.posix_fadvise(self._fd, place, self.page_bytes, os.POSIX_FADV_WILLNEED)
 
     def _put(self, page: int, content: NDArray[np.uint8]) -> None:
+        if page < 0:
+            for piece, place in self._pieces(page):
+                piece[:] = content[place]
+            return
         start = 0
         for tensor, end in zip(self._tensors, self._ends, strict=True):
             tensor[page] = content[start:end]
@@ -197,5 +222,5 @@ def _part(packed: bytes, number: int, size: int) -> bytes:
 
 
 def _as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """A tensor of the pool as [num_pages + 1, bytes of a page in it], over the same memory."""
+    """A tensor as [rows, bytes of a row], over the same memory; of the pool, a row is a page."""
     return tensor.view(torch.uint8).reshape(len(tensor), -1).numpy()

@@ -67,6 +67,12 @@ class SlotStates:
         self._drafted: dict[int, _Drafted] = {}
         self._free_copies = self._num_copies = num_copies
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """The rows of the states that the scheduler keeps: [num_kept, *shape] of each table."""
+        tables = (table for layer in self.tables.layers for table in layer)
+        return [table[self._num_slots : self._first_copy] for table in tables]
+
     # ------------------------------------------------------------ changes by a plan
 
     def apply(self, plan: StepPlan) -> None:

@@ -276,7 +276,8 @@ class ObjectForm:
         if self.least <= len(self.required):
             self.least = 0
         if self.most == len(self.required) and self._all_certain:
-            self._leave_only_required()
+            self.properties = {name: self.properties[name] for name in self.required}
+            self.patterns, self.most, self.additional = {}, None, Node(self._origin, False)
         if is_closed and self.most is not None and self.most >= len(self.properties):
             self.most = None
         return [Node(self._origin, self._form())]
@@ -319,22 +320,13 @@ class ObjectForm:
             if found.is_never:
                 if name in self.required:
                     return False
-                if never and certain and not self._is_matched(name):
+                matched = any(matches(pattern, name) is not False for pattern in self.patterns)
+                if never and certain and not matched:
                     continue
             self.properties[name] = found
         if never and self._all_certain and all(found.is_never for found in self.patterns.values()):
             self.patterns = {}
         return True
-
-    def _is_matched(self, name: str) -> bool:
-        return any(matches(pattern, name) is not False for pattern in self.patterns)
-
-    # Numbers of properties
-
-    def _leave_only_required(self) -> None:
-        """Allow as many properties as are required, and no other."""
-        self.properties = {name: self.properties[name] for name in self.required}
-        self.patterns, self.most, self.additional = {}, None, Node(self._origin, False)
 
     # Words
 
