@@ -22,7 +22,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -300,7 +300,7 @@ def first_token_s(url: str, image: dict[str, Any], end: float) -> float:
         return next(times) - start
 
 
-def longest_gap_s(url: str, calls: list[Callable[[], float]], end: float) -> float:
+def longest_gap_s(url: str, calls: Sequence[Callable[[], float]], end: float) -> float:
     """The longest time between two tokens of an answer, while calls run at the same time."""
     content = [{"type": "text", "text": f"Count. {time.time()}"}]
     with ThreadPoolExecutor(max(len(calls), 1)) as threads:

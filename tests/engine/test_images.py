@@ -36,6 +36,7 @@ from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.worker.image_positions import ImagePart
 from radixrt.worker.threads import use_threads
 from tests.draft_heads import watch_drafts
 from tests.engine.in_process import GREEDY, InProcessEngine
@@ -215,6 +216,31 @@ def test_hits_before_at_and_inside_an_image_change_no_bit(sees: Sees) -> None:
         assert engine.scheduler.stats(0).cached_tokens == cached, place
 
 
+@pytest.mark.parametrize("sees", ["gemma3"], indirect=True)
+def test_no_step_splits_an_image_whose_tokens_see_one_another(
+    sees: Sees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where requests go on from pages that others compute at the same time."""
+    image = picture(1)
+    prompts = [
+        sees.encode([user(LONG[start:], LONG, image, image, end)])
+        for start in range(4)
+        for end in ("What?", "Why?", "Who else is there?")
+    ]
+    engine = sees.engine(chunked_prefill_size=40, max_prefill_tokens=40)
+    images, parts = engine.runner.images, set()
+    assert images is not None
+    rows = images.rows
+
+    def watched(step: list[ImagePart]) -> ImageRows:
+        parts.update((part.first, part.num_tokens) for part in step)
+        return rows(step)
+
+    monkeypatch.setattr(images, "rows", watched)
+    engine.generate(prompts)
+    assert parts == {(0, prompts[0].images[0].num_tokens)}
+
+
 def shortened(prompt: EncodedPrompt, end: int) -> EncodedPrompt:
     """The first tokens of a prompt."""
     runs = [
@@ -336,6 +362,16 @@ def test_the_tower_computes_few_rows_in_a_piece(
                 total, found = run(pixels)
                 assert total == work_of_it > 0
                 torch.testing.assert_close(found, features, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("sees", ["qwen3_vl"], indirect=True)
+def test_images_of_more_tokens_than_the_context_are_refused(sees: Sees) -> None:
+    """Those behind the first ones that are too many are not even prepared."""
+    chat = [user(*[picture(1, 64, 64)] * 60, "What?")]
+    chat[0]["content"][-2]["data"] = "no image"
+    with pytest.raises(RequestError, match=r"The first \d+ images have \d+ tokens") as refused:
+        sees.encode(chat)
+    assert refused.value.code == "context_length_exceeded"
 
 
 def test_features_matter_and_their_order_does(sees: Sees) -> None:
@@ -503,12 +539,14 @@ def test_an_8_bit_cache_serves_text_alone_where_images_are_whole(sees: Sees) -> 
 
 
 def test_ids_of_many_images_are_negative_and_no_page_repeats() -> None:
-    pages = set()
+    pages, bits = set(), 0
     for number in range(100_000):
         ids = image_key_ids(hashlib.sha256(number.to_bytes(4)).digest(), 0, SHORTEST_PAGE)
         assert ids.dtype == np.int32 and ids.max() < 0
         pages.add(ids.tobytes())
+        bits |= int(np.bitwise_or.reduce(-1 - ids))
     assert len(pages) == 100_000
+    assert bits == 2**31 - 1, "all bits tell images apart"
 
 
 def test_experts_may_be_transposed(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def write_mmproj(
     writer.add_vision_image_mean(settings["image_mean"])
     writer.add_vision_image_std(settings["image_std"])
     _ADD[family](writer, config, settings)
-    for key, values in (arrays or {}).items():
+    for key, array in (arrays or {}).items():
         writer.kv_data[0].pop(key, None)
-        writer.add_array(key, values)
+        writer.add_array(key, array)
     depth = _depth(config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, depth)
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
