@@ -44,7 +44,10 @@ torch.set_num_threads(1)
 # How long an example takes says how busy the machine is, not whether the code is right. The
 # examples are the same in each run, but for those of `make test-scheduler`.
 looks_for_new = "RADIXRT_SCHEDULER_EXAMPLES" in os.environ
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=not looks_for_new)
+# Tests that name no number of examples have 50.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, derandomize=not looks_for_new, max_examples=50
+)
 hypothesis.settings.load_profile("suite")
 
 

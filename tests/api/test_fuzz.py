@@ -1,6 +1,7 @@
 """Whatever JSON comes, the answer is a result or a 4xx with OpenAI's error object, and the server
 lives."""
 
+import os
 from typing import Any
 
 import httpx
@@ -118,8 +119,12 @@ REQUESTS = {
 
 client = httpx.Client(timeout=10)
 
+EXAMPLES = 400 if "RADIXRT_TORTURE" in os.environ else 40
+"""Bodies of each route; ``make torture`` tries more."""
 many_bodies = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from radixrt.api.requests.protocol import ConstraintFields
 from tests.api.conftest import RunningServer
+from tests.api.test_fuzz import EXAMPLES
 
 words = st.sampled_from(
     ["type", "name", "schema", "json_schema", "strict", "format", "structures", "triggers", "tags", "begin", "content", "end", "pattern", "value", "grammar", "json", "regex", "choice", "json_object", "structural_tag", "tag", "triggered_tags", "tags_with_separator", "any_text", "const_string", "function", "object", "string", "integer", "array", "separator", "at_least_one", "properties", "items", "enum", "const", "required", "minimum", "maxLength", "anyOf", "oneOf", "not", "$ref", "$defs", "additionalProperties", "uniqueItems", "#", "(", "a+", "[", '{"type":"object"}', "{}", "root"]
@@ -35,7 +36,9 @@ client = httpx.Client(timeout=20)
 
 @pytest.mark.parametrize("path", ["/v1/grammar/compile", "/v1/chat/completions"])
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_no_constraint_brings_the_server_down(

@@ -1,9 +1,11 @@
 """Every matcher keeps the promises of the interface, whichever library is behind it.
 
-The oracle is brute force: languages small enough to be written out whole.
+The oracle is brute force: languages small enough to be written out whole. ``make
+constraint-matrix`` tries more of them.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 
@@ -50,7 +52,10 @@ REGEX_BACKENDS: dict[str, Compile] = {
 
 each_backend = pytest.mark.parametrize("backend", sorted(REGEX_BACKENDS))
 each_kind = pytest.mark.parametrize("kind", sorted(KINDS))
-slow_start = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = 200 if "RADIXRT_EVERY_SCRIPT" in os.environ else 20
+slow_start = settings(
+    deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def allowed(matcher: Matcher, facts: TokenizerFacts) -> set[int]:
@@ -341,7 +346,7 @@ SCHEMAS = [
 @each_kind
 @pytest.mark.parametrize("whitespace", ["flexible", "compact"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=EXAMPLES // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_is_sampled_is_valid_json(
     kind: str, whitespace: WhitespaceName, schema: object, data: st.DataObject

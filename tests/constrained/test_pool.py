@@ -79,6 +79,13 @@ def with_pool(tokenizer_json: str) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
+def with_shared_pool(tokenizer_json: str) -> Iterator[Callable[..., Any]]:
+    """As ``with_pool``, but all tests that end no helper have one pool."""
+    with running_pool(config_of(tokenizer_json)) as in_pool:
+        yield in_pool
+
+
+@pytest.fixture(scope="module")
 def with_strict_pool(tokenizer_json: str) -> Iterator[Callable[..., Any]]:
     """As ``with_pool``, but all tests have one pool, with little time and memory for a job."""
     config = config_of(tokenizer_json, time_limit_s=2.0, memory_limit_bytes=512 << 20)
@@ -98,6 +105,7 @@ def running_pool(config: PoolConfig) -> Iterator[Callable[..., Any]]:
             return pool
 
         pool = runner.run(make())
+        _open.append(pool)
 
         def run(body: Callable[[CompilePool], Awaitable[Any]]) -> Any:
             _helpers_of_others.clear()
@@ -108,7 +116,20 @@ def running_pool(config: PoolConfig) -> Iterator[Callable[..., Any]]:
             yield run
         finally:
             runner.run(pool.close())
-    assert not {process.pid for process in all_helpers()} - before
+            _open.remove(pool)
+    others = {process.pid for one in _open for process in processes_of(one)}
+    assert not {process.pid for process in all_helpers()} - before - others
+
+
+_open: list[CompilePool] = []
+
+
+def processes_of(pool: CompilePool) -> list[psutil.Process]:
+    """Its zygote and its helpers."""
+    if pool._zygote is None or not pool._zygote.is_alive:
+        return []
+    zygote = psutil.Process(pool._zygote._process.pid)
+    return [zygote, *zygote.children()]
 
 
 _helpers_of_others: set[int] = set()
@@ -144,7 +165,7 @@ async def refusal(pool: CompilePool, constraint: Constraint) -> RequestError:
     return caught.value
 
 
-def test_what_comes_back_is_what_compiling_here_gives(with_pool: Callable[..., Any]) -> None:
+def test_what_comes_back_is_what_compiling_here_gives(with_shared_pool: Callable[..., Any]) -> None:
     specs: list[Constraint] = [
         JsonSchema(schema='{"type":"object","properties":{"b":{},"a":{}},"required":["b","a"]}'),
         AnyJson(),
@@ -161,22 +182,23 @@ def test_what_comes_back_is_what_compiling_here_gives(with_pool: Callable[..., A
         balanced = load_grammar(results[-1].grammar, facts)
         assert accepts(balanced, facts, "((()))") and not accepts(balanced, facts, "(()")
 
-    with_pool(body)
+    with_shared_pool(body)
 
 
-def test_equal_constraints_are_compiled_once(with_pool: Callable[..., Any]) -> None:
+def test_equal_constraints_are_compiled_once(with_shared_pool: Callable[..., Any]) -> None:
     constraint = Regex(pattern="[0-9]{4}-[0-9]{2}")
 
     async def body(pool: CompilePool) -> None:
+        hits, known = pool.compiled.hits, len(pool.compiled)
         results = await asyncio.gather(*(pool.compile(constraint) for _ in range(20)))
         assert all(result is results[0] for result in results)
         assert await pool.compile(Regex(pattern="[0-9]{4}-[0-9]{2}")) is results[0]
-        assert pool.compiled.hits == 1 and len(pool.compiled) == 1
+        assert (pool.compiled.hits, len(pool.compiled)) == (hits + 1, known + 1)
 
-    with_pool(body)
+    with_shared_pool(body)
 
 
-def test_one_that_gives_up_leaves_the_others_waiting(with_pool: Callable[..., Any]) -> None:
+def test_one_that_gives_up_leaves_the_others_waiting(with_shared_pool: Callable[..., Any]) -> None:
     async def body(pool: CompilePool) -> None:
         first = asyncio.create_task(pool.compile(Regex(pattern="abc")))
         second = asyncio.create_task(pool.compile(Regex(pattern="abc")))
@@ -186,7 +208,7 @@ def test_one_that_gives_up_leaves_the_others_waiting(with_pool: Callable[..., An
         with pytest.raises(asyncio.CancelledError):
             await first
 
-    with_pool(body)
+    with_shared_pool(body)
 
 
 def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
@@ -228,18 +250,21 @@ def test_the_memory_of_a_compiled_grammar_counts_all_its_objects() -> None:
     assert used < counted < 2 * used
 
 
-def test_what_can_not_be_enforced_is_an_error_of_the_request(with_pool: Callable[..., Any]) -> None:
+def test_what_can_not_be_enforced_is_an_error_of_the_request(
+    with_shared_pool: Callable[..., Any],
+) -> None:
     async def body(pool: CompilePool) -> None:
+        killed = pool.killed
         for constraint in (Regex(pattern="("), JsonSchema(schema="{"), Choice(options=())):
             error = await refusal(pool, constraint)
             assert error.status == 400 and error.param == "structured"
-        assert pool.killed == 0
+        assert pool.killed == killed
 
-    with_pool(body)
+    with_shared_pool(body)
 
 
 def test_answers_are_validated_with_formats_and_nothing_is_fetched(
-    with_pool: Callable[..., Any],
+    with_shared_pool: Callable[..., Any],
 ) -> None:
     schema = {
         "type": "object",
@@ -260,7 +285,7 @@ def test_answers_are_validated_with_formats_and_nothing_is_fetched(
             await pool.validate({"$ref": "http://127.0.0.1:9/x"}, "1")
         assert await pool.validate({"type": "null"}, "null") == []
 
-    with_pool(body)
+    with_shared_pool(body)
 
 
 DEEP = 20_000
@@ -506,7 +531,7 @@ def test_too_many_jobs_are_refused(with_pool: Callable[..., Any]) -> None:
     with_pool(body, max_waiting=4)
 
 
-def test_tenants_take_turns_at_the_helpers(with_pool: Callable[..., Any]) -> None:
+def test_tenants_take_turns_at_the_helpers(with_shared_pool: Callable[..., Any]) -> None:
     """One job of a tenant waits for one or two of another's thirty, not for all."""
 
     async def body(pool: CompilePool) -> None:
@@ -520,7 +545,7 @@ def test_tenants_take_turns_at_the_helpers(with_pool: Callable[..., Any]) -> Non
         await asyncio.gather(*many, compile("few", "few"))
         assert ended.index("few") <= 2 * pool.config.num_helpers
 
-    with_pool(body)
+    with_shared_pool(body)
 
 
 def test_a_full_queue_has_room_for_a_tenant_with_fewer_jobs(with_pool: Callable[..., Any]) -> None:
@@ -643,7 +668,9 @@ def test_a_busy_helper_dies_with_its_parent(tokenizer_json: str) -> None:
     assert not alive
 
 
-def test_compiles_of_clients_that_have_gone_hold_up_nobody(with_pool: Callable[..., Any]) -> None:
+def test_compiles_of_clients_that_have_gone_hold_up_nobody(
+    with_shared_pool: Callable[..., Any],
+) -> None:
     async def body(pool: CompilePool) -> None:
         abandoned = [
             asyncio.create_task(pool.compile(JsonSchema(schema=_slow_schema(i)))) for i in range(30)
@@ -656,7 +683,7 @@ def test_compiles_of_clients_that_have_gone_hold_up_nobody(with_pool: Callable[.
         waiting = len(pool._quick) + len(pool._slow)
         assert waiting == 0, "what nobody waits for is still in the queue"
 
-    with_pool(body)
+    with_shared_pool(body)
 
 
 def test_a_job_that_nobody_waits_for_costs_no_helper_while_there_is_patience(
@@ -701,11 +728,11 @@ def test_a_helper_that_was_killed_is_not_the_users_fault(with_pool: Callable[...
     "constraint", [Choice(options=("x" * 4_000_000,)), Regex(pattern="(abcd){1000000}")]
 )
 def test_what_would_hold_up_the_worker_is_refused(
-    with_pool: Callable[..., Any], constraint: Any
+    with_shared_pool: Callable[..., Any], constraint: Any
 ) -> None:
     async def body(pool: CompilePool) -> None:
         with pytest.raises(RequestError) as error:
             await pool.compile(constraint)
         assert error.value.status == 400
 
-    with_pool(body)
+    with_shared_pool(body)
