@@ -508,8 +508,5 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def make_served(folder: Path, **overrides: Any) -> Path:
-    """Save a tiny Llama with a tokenizer in ``folder``, and return it. Its rotary frequencies are
-    plain, so that a server keeps its config, and only the first worker imports transformers for it.
-    """
-    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    return make_tokenizer(make_checkpoint("llama", folder, **{**plain, **overrides}))
+    """Save a tiny Llama with a tokenizer in ``folder``, and return it."""
+    return make_tokenizer(make_checkpoint("llama", folder, **overrides))

@@ -2,6 +2,7 @@
 knows."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -173,10 +174,11 @@ def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tu
     )
     rope_type = parameters["rope_type"]
     fixed_ntk = rope_type == "dynamic" and parameters.get("alpha")  # Hunyuan's, for any length
-    if rope_type == "default" or fixed_ntk:
+    if rope_type in ("default", "llama3") or fixed_ntk:
         dim = int(head_dim(config) * (parameters.get("partial_rotary_factor") or 1.0))
         base = parameters["rope_theta"] * (fixed_ntk ** (dim / (dim - 2)) if fixed_ntk else 1.0)
-        return 1.0 / base ** (torch.arange(0, dim, 2).float() / dim), 1.0
+        frequencies = 1.0 / base ** (torch.arange(0, dim, 2).float() / dim)
+        return frequencies if rope_type != "llama3" else _llama3(frequencies, parameters), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes half a second
 
     if rope_type not in ROPE_INIT_FUNCTIONS:
@@ -184,3 +186,15 @@ def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tu
             f"The checkpoint's rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_INIT_FUNCTIONS)}."
         )
     return ROPE_INIT_FUNCTIONS[rope_type](config, seq_len=context_length, layer_type=layer_type)
+
+
+def _llama3(frequencies: Tensor, parameters: dict[str, Any]) -> Tensor:
+    """The frequencies [dim / 2] of Llama 3.1 and later: of pairs that turn often in the original
+    context as they were, of slow ones divided by a factor, between them a ramp.
+
+    transformers has this too, but takes a second of every start for it.
+    """
+    turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    ramp = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return torch.lerp(frequencies / parameters["factor"], frequencies, ramp)

@@ -152,7 +152,7 @@ def _attributes(config: Any) -> dict[str, Any] | None:
     except Exception:  # a property may raise any
         return None
     values = {name: value for name, value in values.items() if not callable(value)}
-    if not _is_json(values) or set(_rope_types(values)) - {"default"}:
+    if not _is_json(values) or set(_rope_types(values)) - {"default", "llama3"}:
         return None
     return values
 
