@@ -242,12 +242,12 @@ def _model(context: Context, name: str) -> dict[str, Any]:
 
 def _adapter(context: Context, info: AdapterInfo) -> dict[str, Any]:
     """The object of an adapter in ``/v1/models``."""
-    entry = _model(context, info.name)
-    return entry | {
-        "root": info.path,
-        "parent": context.state.config.model_name,
-        "digest": info.digest,
-    }
+    return adapter_entry(_model(context, info.name), context.state.config.model_name, info)
+
+
+def adapter_entry(entry: dict[str, Any], parent: str, info: AdapterInfo) -> dict[str, Any]:
+    """The object of an adapter, given that of a model of its name."""
+    return entry | {"root": info.path, "parent": parent, "digest": info.digest}
 
 
 def model_entry(

@@ -89,8 +89,8 @@ class ServerState:
         """
         if name is None or name in self.config.model_names:
             return None
-        base, _, own = name.partition(":")
-        names = (name, own) if base in self.config.model_names else (name,)
+        own = self.config.name_behind_base(name)
+        names = (name,) if own is None else (name, own)
         adapters = self.client.adapters
         found = next((adapters[one] for one in names if one in adapters), None)
         if found is None and not self.client.lost_adapters.isdisjoint(names):

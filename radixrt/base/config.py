@@ -490,6 +490,17 @@ class ServerConfig(SchedulerSettings):
         given = (self.served_model_name or "").replace(",", " ").split()
         return given or [self.model_path.rstrip("/").split("/")[-1]]
 
+    def name_behind_base(self, name: str) -> str | None:
+        """``NAME`` of ``MODEL:NAME``, for any name of this model; they may have colons themselves.
+
+        >>> ServerConfig(model_path="hf:maker/X-GGUF:Q4_0").name_behind_base("X-GGUF:Q4_0:sql")
+        'sql'
+        """
+        for base in self.model_names:
+            if name.startswith(f"{base}:"):
+                return name.removeprefix(f"{base}:")
+        return None
+
 
 SETTINGS = settings_of(ServerConfig)
 """Every setting, by name."""

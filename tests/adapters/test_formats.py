@@ -1,5 +1,6 @@
 """Adapters in GGUF files, and adapters of models whose weights are in other formats."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +28,11 @@ from radixrt.layers.mlp import Experts
 from radixrt.layers.quantization.fp8 import Fp8Matrix
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.models.adapter_files.form import AdapterError
+from radixrt.models.adapter_files.peft import read_folder
 from radixrt.models.adapters import Adapter, ModelAdapters, read_adapter
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.decoder import CausalLM
+from radixrt.models.gguf.file import read_header
 from radixrt.models.loader import load_model
 from tests.adapters.operations import Operations
 from tests.adapters.peft_adapters import make_adapter
@@ -120,6 +123,49 @@ def test_a_gguf_adapter_is_refused_by_name(tmp_path: Path) -> None:
     )
     (tmp_path / "one.gguf").write_bytes(written().read_bytes()[:400])
     assert "cannot be read" in refusal(tmp_path / "one.gguf")
+
+
+def test_a_gguf_file_that_is_cut_or_replaced_while_it_is_read_is_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping of the file itself would end the process with SIGBUS."""
+    checkpoint, folder, _ = make_pair("llama", tmp_path)
+    model = load_model(checkpoint, kernels=NativeKernels())
+    file = write_adapter(checkpoint, folder, tmp_path / "one.gguf")
+    expected = read_adapter(file, model, 8).digest
+
+    def read_header_then_cut(path: Path) -> Any:
+        header = read_header(path)
+        file.write_bytes(b"")
+        return header
+
+    monkeypatch.setattr("radixrt.models.adapter_files.gguf.read_header", read_header_then_cut)
+    assert read_adapter(file, model, 8).digest == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"r": "four"}, "Expected `int"),
+        ({"lora_alpha": None}, "lora_alpha"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern"),
+        ({"rank_pattern": {"(": 3}}, "unterminated subpattern"),
+        ({"alora_invocation_tokens": ["a"]}, "no list of tokens"),
+        ({"alora_invocation_tokens": [-1]}, "no list of tokens"),
+        ({"alora_invocation_tokens": [1 << 31]}, "no list of tokens"),
+    ],
+)
+def test_a_config_of_other_types_is_refused(
+    fields: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Before the scheduler looks for the invocation in prompts."""
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 7} | fields
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{module}.lora_A.weight": torch.ones(4, 8), f"{module}.lora_B.weight": torch.ones(8, 4)}  # fmt: skip
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=said):
+        read_folder(tmp_path)
 
 
 def test_a_digest_is_of_scalings_and_invocations(tmp_path: Path) -> None:

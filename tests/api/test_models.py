@@ -3,14 +3,19 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+import httpx
 import pytest
 
+from radixrt.api.http.keys import Keys
 from radixrt.api.models import models as module
+from radixrt.api.models.front import front_app
 from radixrt.api.models.models import LoadableModel, Models
 from radixrt.base.child import ServedModel
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
+from radixrt.messages.adapters import AdapterInfo
 
 GB = 10**9
 LOAD_S = 0.02
@@ -205,3 +210,37 @@ def test_a_name_that_is_not_served_gets_the_list() -> None:
             models.find("d")
 
     run(test)
+
+
+def test_lists_have_the_adapters_of_every_model_and_names_with_colons(tmp_path: Path) -> None:
+    class Client:
+        def __init__(self, **digests: str) -> None:
+            self.lost_adapters: set[str] = set()
+            self.adapters = {
+                name: AdapterInfo(name=name, digest=digest, path=f"/{name}", place=0)
+                for name, digest in digests.items()
+            }
+
+    class WithAdapters(FakeModel):
+        has_adapter = LoadableModel.has_adapter
+
+    async def body() -> None:
+        made = [WithAdapters("X:Q4_0", []), WithAdapters("b", [])]
+        for model, digest in zip(made, ("d1", "d2"), strict=True):
+            model.client = Client(**{f"of {model.name[0]}": digest})  # type: ignore[assignment]
+            model.created_at, model.is_loading = 0, False
+        served = [ServedModel(model.config, 0) for model in made]
+        models = Models(served, lambda number, one: made[number])
+        assert models.find("X:Q4_0:of X") is models.find("of X") is made[0]
+        app = front_app(ServerConfig(), models, Keys(), tmp_path)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            listed = (await client.get("/v1/models")).json()["data"]
+            of_ollama = (await client.get("/api/tags")).json()["models"]
+            one = (await client.get("/v1/models/X:Q4_0:of X")).json()
+        expected = [("X:Q4_0", None, None), ("of X", "X:Q4_0", "d1"), ("b", None, None), ("of b", "b", "d2")]  # fmt: skip
+        assert [(m["id"], m.get("parent"), m.get("digest")) for m in listed] == expected
+        assert [m["name"] for m in of_ollama] == [name for name, *_ in expected]
+        assert one == listed[1]
+
+    asyncio.run(body())

@@ -44,7 +44,8 @@ def folders(served_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Server], folders: dict[str, Path]) -> Server:
     loras = [f"{name}={folders[name]}" for name in NAMES[:2]]
-    return start_server("--lora", *loras, "--max-loras", "4", "--page-size", "4")
+    names = ("--served-model-name", "tiny,lib/tiny:Q4_0")
+    return start_server(*names, "--lora", *loras, "--max-loras", "4", "--page-size", "4")
 
 
 def post(server: Server, path: str, body: dict[str, Any], status: int = 200) -> Any:
@@ -99,12 +100,24 @@ def test_every_api_takes_an_adapter_as_its_model(server: Server, path: str) -> N
     body, read = DIALECTS[path]
     answers = {
         name: post(server, path, body | {"model": name})
-        for name in ("tiny", "one", "two", "tiny:one")
+        for name in ("tiny", "one", "two", "tiny:one", "lib/tiny:Q4_0:one")
     }
     texts = {name: str(read(answer)) for name, answer in answers.items()}
-    assert texts["one"] == texts["tiny:one"]
+    assert texts["one"] == texts["tiny:one"] == texts["lib/tiny:Q4_0:one"]
     assert len({texts["tiny"], texts["one"], texts["two"]}) == 3
+    assert "not served here" in str(post(server, path, body | {"model": "none"}, 404))
     assert [answers[name]["model"] for name in ("tiny", "one", "tiny:one")] == ["tiny", "one", "one"]  # fmt: skip
+
+
+def test_the_native_api_takes_an_adapter_as_its_model(server: Server) -> None:
+    def answer(**fields: Any) -> str:
+        sampling = {"temperature": 0, "max_new_tokens": 16}
+        return post(server, "/generate", {"text": PROMPT, "sampling_params": sampling, **fields})["text"]  # fmt: skip
+
+    for name in ("tiny", "one"):
+        assert answer(model=name) == text(complete(server, name))
+    assert answer() == answer(model="tiny") != answer(model="one")
+    post(server, "/generate", {"text": PROMPT, "model": "none"}, 404)
 
 
 def test_the_chat_in_a_terminal_asks_the_adapter(
@@ -158,6 +171,11 @@ def test_models_lists_the_adapters(server: Server, folders: dict[str, Path]) -> 
     assert len(found["one"]["digest"]) == 64 and found["one"]["root"] == str(folders["one"])
     assert httpx.get(f"{server.url}/v1/models/one").json() == found["one"]
     assert httpx.get(f"{server.url}/v1/models/four").status_code == 404
+    of_ollama = httpx.get(f"{server.url}/api/tags").json()["models"]
+    assert {one["name"]: one["digest"] for one in of_ollama[1:]} == {
+        name: found[name]["digest"] for name in NAMES[:2]
+    }
+    assert {one["details"]["parent_model"] for one in of_ollama[1:]} == {"tiny"}
 
 
 def test_nothing_is_cached_across_names_salts_and_digests(server: Server) -> None:

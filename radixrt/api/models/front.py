@@ -31,7 +31,7 @@ from radixrt.api.http.gate import CONTROL_PATHS
 from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.http.keys import Keys
 from radixrt.api.models.models import RETRY_AFTER_S, LoadableModel, Models
-from radixrt.api.ollama.routes import NEVER, ollama_model
+from radixrt.api.ollama.routes import NEVER, ollama_adapter, ollama_model
 from radixrt.api.ollama.translation import TAG, seconds_of
 from radixrt.api.requests.options import waited_s
 from radixrt.api.state import KEPT_CONVERSATIONS_TTL_S, ServerState
@@ -63,7 +63,7 @@ def front_app(config: ServerConfig, models: Models, keys: Keys, run_dir: Path) -
 
     @app.get("/v1/models")
     async def list_models() -> Response:
-        each = [_entry(one, name) for one in models.all for name in one.config.model_names]
+        each = [_entry(one, name) for one in models.all for name in _names(one)]
         return json_response({"object": "list", "data": each})
 
     @app.get("/v1/models/{name:path}")
@@ -90,7 +90,7 @@ def front_app(config: ServerConfig, models: Models, keys: Keys, run_dir: Path) -
 
     @app.get("/api/tags")
     async def tags() -> Response:
-        return json_response({"models": [_of_ollama(model) for model in models.all]})
+        return json_response({"models": [one for model in models.all for one in _listed(model)]})
 
     @app.get("/api/ps")
     async def running() -> Response:
@@ -149,13 +149,28 @@ async def _pulled(name: str, models: Models, run_dir: Path) -> AsyncGenerator[by
 
 def _entry(model: LoadableModel, name: str) -> dict[str, Any]:
     info = None if model.state is None else model.state.info
-    entry = about.model_entry(model.config, info, model.created_at, name)
+    adapter = model.adapter(name)
+    entry = about.model_entry(
+        model.config, info, model.created_at, adapter.name if adapter else name
+    )
+    if adapter is not None:
+        entry = about.adapter_entry(entry, model.name, adapter)
     return entry | {"state": model.place}
+
+
+def _names(model: LoadableModel) -> list[str]:
+    return [*model.config.model_names, *model.client.adapters]
 
 
 def _of_ollama(model: LoadableModel) -> dict[str, Any]:
     info = None if model.state is None else model.state.info
     return ollama_model(model.name, info, model.created_at)
+
+
+def _listed(model: LoadableModel) -> list[dict[str, Any]]:
+    """A model and its adapters in Ollama's list."""
+    base = _of_ollama(model)
+    return [base, *(ollama_adapter(base, info) for info in model.client.adapters.values())]
 
 
 def _running(model: LoadableModel) -> dict[str, Any]:

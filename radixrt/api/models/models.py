@@ -22,6 +22,7 @@ from radixrt.base.liveness.link import LoadModel, ServerStatus, SupervisorLink, 
 from radixrt.base.liveness.supervision import supervise
 from radixrt.base.settings.adapters import named_adapters
 from radixrt.client.engine_client import EngineClient
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,18 @@ class LoadableModel:
     def name(self) -> str:
         return self.config.model_name
 
+    def adapter(self, name: str) -> AdapterInfo | None:
+        """The adapter that it had at its last load under this name."""
+        own = self.config.name_behind_base(name)
+        adapters = self.client.adapters
+        return adapters.get(name) or (None if own is None else adapters.get(own))
+
     def has_adapter(self, name: str) -> bool:
         """Whether a request for a model of this name is for an adapter of this one."""
-        base = name.partition(":")[0]
         if name in self.client.adapters or name in self.client.lost_adapters:
             return True
-        return base in self.config.model_names or name in named_adapters(self.config.lora)
+        has_base = self.config.name_behind_base(name) is not None
+        return has_base or name in named_adapters(self.config.lora)
 
     @property
     def first_state(self) -> ServerState:

@@ -87,6 +87,8 @@ _RENAMED = {
 
 
 class NativeRequest(QueueFields, kw_only=True):
+    model: str | None = None
+    """The base model or an adapter; None: the base model."""
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None

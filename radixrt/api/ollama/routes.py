@@ -35,6 +35,7 @@ from radixrt.api.requests.protocol import refuse_unsupported
 from radixrt.api.responses import report_extras
 from radixrt.api.state import Context, Here
 from radixrt.client.pooling import max_input_tokens, unit
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerChunk, AnswerReport, EngineInfo
 from radixrt.messages.message import ToolCall
 
@@ -92,7 +93,8 @@ async def pull(fields: ShowRequest, context: Context) -> Response:
 
 @routes.get("/api/tags")
 async def tags(context: Here) -> Response:
-    return json_response({"models": [_model(context)]})
+    model, adapters = _model(context), context.state.client.adapters.values()
+    return json_response({"models": [model, *(ollama_adapter(model, info) for info in adapters)]})
 
 
 @routes.get("/api/ps")
@@ -261,6 +263,12 @@ def ollama_model(name: str, info: EngineInfo | None, created_at: int) -> dict[st
         "digest": "",
         "details": details,
     }
+
+
+def ollama_adapter(base: dict[str, Any], info: AdapterInfo) -> dict[str, Any]:
+    """An adapter in Ollama's list, given the entry of its base model."""
+    details = base["details"] | {"parent_model": base["name"]}
+    return base | {"name": info.name, "model": info.name, "digest": info.digest, "details": details}
 
 
 def _time(unix: float) -> str:

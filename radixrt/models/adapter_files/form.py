@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.lora import LowRank
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class AdapterError(ConfigError):
@@ -29,6 +31,21 @@ class AdapterFile:
     one: [experts, rank, input features] and [experts, output features, rank]."""
     invocation: tuple[int, ...] = ()
     """The tokens that invoke an activated adapter; empty: it is none."""
+
+
+def invocation_of(tokens: Any) -> tuple[int, ...]:
+    """The invocation of an activated adapter, as its file has it.
+
+    >>> invocation_of([5, 6]), invocation_of(None)
+    ((5, 6), ())
+
+    Raises:
+        AdapterError: it is no list of tokens. The scheduler could not look for it in prompts.
+    """
+    try:
+        return msgspec.convert(tokens or (), tuple[_Token, ...])
+    except msgspec.ValidationError as error:
+        raise AdapterError(f"its alora_invocation_tokens are no list of tokens: {error}") from error
 
 
 def digest_of(settings: Any, tensors: Mapping[str, Tensor]) -> str:

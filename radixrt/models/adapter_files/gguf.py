@@ -1,6 +1,8 @@
 """Reads LoRA adapters in GGUF files, as llama.cpp's ``convert_lora_to_gguf.py`` writes them."""
 
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.lora import LowRank
-from radixrt.models.adapter_files.form import AdapterError, AdapterFile, digest_of
+from radixrt.models.adapter_files.form import AdapterError, AdapterFile, digest_of, invocation_of
 from radixrt.models.gguf.config import is_of_type
 from radixrt.models.gguf.file import read_header
 from radixrt.models.gguf.form import import_gguf
@@ -21,7 +23,7 @@ _NAME = re.compile(r"(.+)\.lora_([ab])")
 
 def read_file(path: Path, config: dict[str, Any]) -> AdapterFile:
     """Read an adapter. The digest is of the tensors in memory, so that it is of what is computed
-    with.
+    with. They are read from a copy: a file that is cut while it is mapped ends the process.
 
     Args:
         config: of the model for which it is: model type and numbers of heads.
@@ -31,10 +33,14 @@ def read_file(path: Path, config: dict[str, Any]) -> AdapterFile:
     """
     try:
         import_gguf(path)
-        file = read_header(path)
-        tensors = {
-            entry.name: read_tensor(entry, torch.float32).clone() for entry in file.tensors.values()
-        }
+        with path.open("rb") as given, tempfile.NamedTemporaryFile(suffix=".gguf") as copy:
+            shutil.copyfileobj(given, copy)
+            copy.flush()
+            file = read_header(Path(copy.name))
+            tensors = {
+                entry.name: read_tensor(entry, torch.float32).clone()
+                for entry in file.tensors.values()
+            }
     except (ConfigError, OSError, ValueError) as error:
         raise AdapterError(f"it cannot be read: {error}") from error
     meta = file.metadata
@@ -46,7 +52,7 @@ def read_file(path: Path, config: dict[str, Any]) -> AdapterFile:
     if not is_of_type(architecture, config["model_type"]):
         raise AdapterError(f"it is for {architecture}, and the model is {config['model_type']}")
     alpha = float(meta.get("adapter.lora.alpha", 0.0))
-    invocation = tuple(meta.get("adapter.alora.invocation_tokens") or ())
+    invocation = invocation_of(meta.get("adapter.alora.invocation_tokens"))
     modules = list(_modules(tensors, alpha, config))
     return AdapterFile(digest_of([invocation, alpha], tensors), modules, invocation)
 

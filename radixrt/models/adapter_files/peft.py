@@ -15,7 +15,7 @@ import safetensors.torch
 from torch import Tensor
 
 from radixrt.layers.lora import LowRank
-from radixrt.models.adapter_files.form import AdapterError, AdapterFile, digest_of
+from radixrt.models.adapter_files.form import AdapterError, AdapterFile, digest_of, invocation_of
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -38,6 +38,18 @@ _REFUSED = {
 _SCALING = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "target_parameters")
 """Fields of the config that the digest is of, with the tensors."""
 
+
+class _Scalings(msgspec.Struct):
+    """Types of these fields."""
+
+    r: int | None = None
+    lora_alpha: float = 8.0
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    use_rslora: bool | None = None
+    target_parameters: list[str] | None = None
+
+
 _NAME = re.compile(r"base_model\.model\.(.+?)((?:\.base_layer)*)\.lora_([AB])\.weight")
 """Wrappers of several parameters of one module are nested."""
 
@@ -59,13 +71,22 @@ def read_folder(folder: Path) -> AdapterFile:
     except (OSError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
         raise AdapterError(f"it cannot be read: {error}") from error
     check_config(config)
-    invocation = tuple(config.get("alora_invocation_tokens") or ())
+    invocation = invocation_of(config.get("alora_invocation_tokens"))
     settings = [invocation, [config.get(field) or None for field in _SCALING]]
     return AdapterFile(digest_of(settings, tensors), list(_modules(config, tensors)), invocation)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raises AdapterError if the adapter has parts that are not served."""
+    try:
+        msgspec.convert(config, _Scalings)
+        for pattern in {
+            **(config.get("rank_pattern") or {}),
+            **(config.get("alpha_pattern") or {}),
+        }:
+            re.compile(pattern)
+    except (msgspec.ValidationError, re.error) as error:
+        raise AdapterError(f"its {_CONFIG} cannot be read: {error}") from error
     kind = config.get("peft_type")
     if kind != "LORA":
         raise AdapterError(f"its peft_type is {kind}; LORA is served")
