@@ -205,6 +205,8 @@ class EngineClient:
         """The loaded LoRA adapters by name."""
         self.lost_adapters: set[str] = set()
         """Names of adapters that an engine had, and the next one could not load."""
+        self._adapter_calls = asyncio.Lock()
+        """Held by one load or unload at a time: what a failed load takes back is its own."""
         self._died: EngineDiedError | None = None
         self._unloaded = ""
         """Why there is no engine, if the model is not loaded."""
@@ -336,15 +338,16 @@ class EngineClient:
         return reply
 
     async def _load_adapter(self, call: LoadAdapterCall) -> AdapterInfo:
-        before = self.adapters.get(call.name)
-        try:
-            info = await self._calls.ask(call)
-        except RequestError:
-            await self._take_back(call, before)
-            raise
-        self.adapters[info.name] = info
-        self.lost_adapters.discard(info.name)
-        return info
+        async with self._adapter_calls:
+            before = self.adapters.get(call.name)
+            try:
+                info = await self._calls.ask(call)
+            except RequestError:
+                await self._take_back(call, before)
+                raise
+            self.adapters[info.name] = info
+            self.lost_adapters.discard(info.name)
+            return info
 
     async def _take_back(self, call: LoadAdapterCall, before: AdapterInfo | None) -> None:
         """An adapter was not loaded by all replicas: give its name to what it had before, or, if
@@ -360,10 +363,11 @@ class EngineClient:
             await self._calls.ask(UnloadAdapterCall(name=call.name))
 
     async def _unload_adapter(self, call: UnloadAdapterCall) -> AdapterInfo:
-        self.lost_adapters.discard(call.name)
-        info = await self._calls.ask(call)
-        self.adapters.pop(info.name, None)
-        return info
+        async with self._adapter_calls:
+            self.lost_adapters.discard(call.name)
+            info = await self._calls.ask(call)
+            self.adapters.pop(info.name, None)
+            return info
 
     async def _stats(self, call: StatsCall) -> SchedulerStats:
         stats = await self._calls.ask(call)

@@ -51,6 +51,8 @@ def read_adapter(path: Path, model: CausalLM, max_rank: int | None = None) -> Ad
     """
     config, is_file = model.config, path.is_file()
     try:
+        if not path.exists():
+            raise AdapterError("there is no such folder or file")
         file = (
             read_file(path, {name: getattr(config, name, None) for name in _LAYOUT})
             if is_file

@@ -241,7 +241,7 @@ def test_doctor_says_whether_an_adapter_fits(tmp_path: Path) -> None:
     assert "activated" in plain.fact and plain.advice == "Serve it with --max-lora-rank 80."
     assert same.fact == plain.fact.replace("plain", "file")
     assert wrong.level == "error" and "is no linear layer of this model" in wrong.fact
-    assert none.level == "error" and "adapter_config.json" in none.fact
+    assert none.level == "error" and "no such folder or file" in none.fact
     (mixture,) = adapter_findings(str(other), [f"own={own}"])
     assert mixture.level == "ok", mixture.fact
     (finding,) = adapter_findings(str(checkpoint), ["=x"])

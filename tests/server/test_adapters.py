@@ -194,7 +194,10 @@ def test_a_load_that_cannot_be_served_says_why(
     server: Server, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     error = load(server, "four", tmp_path / "none", status=400)["error"]
-    assert "adapter_config.json" in error["message"] and error["param"] == "lora_path"
+    assert "no such folder or file" in error["message"] and error["param"] == "lora_path"
+    (tmp_path / "empty").mkdir()
+    empty = load(server, "four", tmp_path / "empty", status=400)["error"]["message"]
+    assert "adapter_config.json" in empty
     shutil.copytree(folders["one"], tmp_path / "dora")
     config = json.loads((tmp_path / "dora/adapter_config.json").read_text())
     (tmp_path / "dora/adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
@@ -208,6 +211,22 @@ def test_a_load_that_cannot_be_served_says_why(
     assert "--max-loras" in full
     for name in ("a", "b"):
         unload(server, name)
+
+
+def test_of_loads_of_one_name_at_a_time_one_is_served(
+    server: Server, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """The others take nothing back."""
+    files = [_another(folders["one"], tmp_path, name) for name in "pqrstuvw"]
+    with httpx.Client(timeout=60) as client, ThreadPoolExecutor(8) as threads:
+
+        def ask(folder: Path) -> int:
+            body = {"lora_name": "twice", "lora_path": str(folder)}
+            return client.post(f"{server.url}/v1/load_lora_adapter", json=body).status_code
+
+        assert sorted(threads.map(ask, files)) == [200, *[400] * 7]
+    assert complete(server, "twice")["model"] == "twice"
+    unload(server, "twice")
 
 
 def _another(folder: Path, under: Path, name: str) -> Path:
