@@ -92,9 +92,10 @@ class AdapterRegistry:
     # ------------------------------------------------------------ sequences
 
     def refusal(self, options: RequestOptions) -> str | None:
-        """Why a sequence can't have its adapter; None if it can."""
+        """Why a sequence can't have its adapter; None if it can: also one that was unloaded, or
+        replaced under its name, while the request was on its way, if others still use it."""
         digest = options.root.adapter
-        if not digest or any(info.digest == digest for info in self._by_name.values()):
+        if not digest or self._place_of(digest) is not None:
             return None
         name = options.adapter_name or digest
         return f"The adapter {name} (digest {digest[:12]}) is not loaded any more."

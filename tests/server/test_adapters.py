@@ -204,6 +204,9 @@ def test_a_load_that_cannot_be_served_says_why(
     assert "DoRA" in load(server, "four", tmp_path / "dora", status=400)["error"]["message"]
     assert "load_inplace" in load(server, "one", folders["one"], status=400)["error"]["message"]
     load(server, "tiny", folders["one"], status=400)
+    for name in ("two\nlines", "\x1b[31m", "n" * 257):
+        message = load(server, name, folders["three"], status=400)["error"]["message"]
+        assert "printable" in message
     unload(server, "four", status=404)
     for name in ("a", "b"):
         load(server, name, _another(folders["one"], tmp_path, name))

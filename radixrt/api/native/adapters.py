@@ -14,6 +14,9 @@ from radixrt.messages.calls import LoadAdapterCall, UnloadAdapterCall
 
 routes = Endpoints()
 
+MAX_NAME = 256
+"""Characters of an adapter's name, which stands in lists, logs and labels of metrics."""
+
 
 class LoadRequest(RequestBody, kw_only=True):
     lora_name: str
@@ -37,6 +40,8 @@ async def load_lora_adapter(fields: LoadRequest, context: Context) -> Response:
     config = context.state.config
     if not fields.lora_name or fields.lora_name in config.model_names:
         raise wrong("lora_name", "must be a name of its own")
+    if len(fields.lora_name) > MAX_NAME or not fields.lora_name.isprintable():
+        raise wrong("lora_name", f"must have at most {MAX_NAME} characters, all of them printable")
     if not fields.lora_path:
         raise wrong("lora_path", "must be a folder")
     call = LoadAdapterCall(
