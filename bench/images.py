@@ -44,7 +44,7 @@ from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.loader import load_model
 from radixrt.worker.threads import use_threads
-from tests.image_checkpoints import make_image_checkpoint, picture, png
+from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, png
 from tests.models.gguf_files import write_gguf
 from tests.models.gguf_towers import Kind, write_mmproj
 

@@ -10,7 +10,7 @@ import pytest
 
 from radixrt.cli.lint.report import Report
 from radixrt.cli.main import main
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 PAGE = 4
 TEMPLATE = (

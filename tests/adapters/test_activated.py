@@ -19,7 +19,7 @@ from radixrt.messages.steps import StepPlan
 from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 from tests.adapters.peft_adapters import ALL_LINEAR, make_adapter
 from tests.checkpoints import make_checkpoint
-from tests.draft_heads import make_head
+from tests.checkpoints.draft_heads import make_head
 from tests.engine.in_process import InProcessEngine
 
 pytestmark = pytest.mark.skipif(

@@ -30,9 +30,9 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.parsers.choice import with_parsers
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.compilers import compilers_on_demand
-from tests.fake_scheduler import FakeScheduler, engine_info
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.compilers import compilers_on_demand
+from tests.servers.fake_scheduler import FakeScheduler, engine_info
 
 
 @dataclasses.dataclass

@@ -11,8 +11,8 @@ from radixrt.messages.ids import unpack_ids
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.agent_turns import AGENTS
 from tests.api.conftest import RunningServer, StartServer
-from tests.fake_scheduler import engine_info
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.fake_scheduler import engine_info
 
 FORGETFUL = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"

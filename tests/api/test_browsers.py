@@ -13,7 +13,7 @@ from radixrt.api.http.browsers import MAX_LOGGED, accepted_names
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from tests.api.conftest import RunningServer, StartServer
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

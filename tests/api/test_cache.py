@@ -11,7 +11,7 @@ from radixrt.messages.calls import CacheTreeCall, PinCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention
 from tests.api.conftest import RunningServer, StartServer, send, wait_until
-from tests.fake_scheduler import CACHE_WRITE_TOKENS, CACHED_TOKENS
+from tests.servers.fake_scheduler import CACHE_WRITE_TOKENS, CACHED_TOKENS
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 COMPLETION = {"prompt": "hi", "max_tokens": 3}

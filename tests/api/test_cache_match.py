@@ -8,8 +8,8 @@ import pytest
 import radixrt.lang as rl
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import key_file
-from tests.fake_scheduler import engine_info
-from tests.real_scheduler import RealScheduler
+from tests.servers.fake_scheduler import engine_info
+from tests.servers.real_scheduler import RealScheduler
 
 PAGE = 4
 TEXT = "The quick brown fox jumps over the lazy dog. Hello world, how are you today?"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.api.conftest import RunningServer, StartServer
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 HELLO = [{"role": "user", "content": "hi"}]
 

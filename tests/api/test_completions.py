@@ -6,7 +6,7 @@ from openai import BadRequestError
 
 from radixrt.messages.ids import unpack_ids
 from tests.api.conftest import RunningServer, StartServer, wait_until
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 
 def test_a_completion_stops_at_its_limit(server: RunningServer) -> None:

@@ -23,8 +23,8 @@ import pytest
 
 from tests.api.conftest import RunningServer, starting
 from tests.checkpoints import make_checkpoint
-from tests.real_engine import RealEngine
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.real_engine import RealEngine
 
 ENDS = {"open": "<think>\n", "closed": "<think>\n\n</think>\n\n", "absent": ""}
 """What the chat template writes at the end of the prompt."""

@@ -19,7 +19,7 @@ from radixrt.api.conversations.continuation import Continuation, ConversationRec
 from radixrt.api.conversations.store import MAX_MARKS, OVERHEAD_BYTES, ConversationStore
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 SHOWS_ALL = (
     "{% for m in messages %}<|im_start|>{{ m | tojson }}<|im_end|>\n{% endfor %}"

@@ -34,8 +34,8 @@ from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_fuzz import bodies, many_bodies, send, texts, token_ids, values
 from tests.docs.pages import ROOT, blocks
-from tests.fake_scheduler import CACHED_TOKENS, VECTOR, engine_info
-from tests.real_scheduler import RealScheduler
+from tests.servers.fake_scheduler import CACHED_TOKENS, VECTOR, engine_info
+from tests.servers.real_scheduler import RealScheduler
 
 SAID = "http://127.0.0.1:30000"
 UNIT = np.array(VECTOR) / 13

@@ -40,7 +40,7 @@ from radixrt.messages.requests import (
     TextPrompt,
     TokenPrompt,
 )
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 PROMPT = TextPrompt("to pin")
 

@@ -24,9 +24,9 @@ from radixrt.messages.cache_root import CacheRoot
 from radixrt.scheduler.radix.ghosts import GhostList
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import key_file
-from tests.fake_scheduler import engine_info
-from tests.real_scheduler import RealScheduler
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.fake_scheduler import engine_info
+from tests.servers.real_scheduler import RealScheduler
 
 PAGE = 4
 DEFAULT_POOLING = 32768

@@ -11,8 +11,8 @@ from radixrt.messages.ids import unpack_ids
 from radixrt.parsers.harmony import MARKS
 from tests.api.conftest import RunningServer, starting
 from tests.api.test_structured import post
-from tests.fake_scheduler import engine_info
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.fake_scheduler import engine_info
 
 TEMPLATE = """<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>
 {%- for message in messages %}{% if message.role == 'assistant' %}

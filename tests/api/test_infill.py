@@ -10,7 +10,7 @@ import pytest
 
 from radixrt.messages.ids import unpack_ids
 from tests.api.conftest import RunningServer, StartServer
-from tests.tiny_tokenizers import CHATML, save_byte_level
+from tests.checkpoints.tiny_tokenizers import CHATML, save_byte_level
 from tests.tokenizer.test_fill_in_middle import QWEN
 
 WRITTEN = "<|fim_prefix|>the <|fim_suffix|> end<|fim_middle|>"

@@ -15,8 +15,8 @@ from radixrt.messages.requests import PoolingInfo
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import http, key_file, routes
-from tests.fake_scheduler import engine_info
-from tests.tiny_tokenizers import CHATML, save_byte_level
+from tests.checkpoints.tiny_tokenizers import CHATML, save_byte_level
+from tests.servers.fake_scheduler import engine_info
 from tests.tokenizer.test_fill_in_middle import QWEN
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.api.conftest import RunningServer
-from tests.fake_scheduler import KEPT_MASS
+from tests.servers.fake_scheduler import KEPT_MASS
 
 HELLO = [{"role": "user", "content": "hi"}]
 ENDPOINTS = {

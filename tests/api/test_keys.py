@@ -27,7 +27,7 @@ from radixrt.messages.calls import CacheTreeCall, FlushCacheCall, ReleaseCacheCa
 from radixrt.messages.requests import Tenant
 from radixrt.messages.stats import TenantStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 KEYS = {"alice": "user", "bob": "user", "root": "admin"}
 

@@ -12,7 +12,7 @@ from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Outbox
 from radixrt.base.liveness.link import SupervisorLink
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 BODIES = {
     "/v1/chat/completions": lambda body: body["error"]["message"],

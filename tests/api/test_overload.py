@@ -15,8 +15,8 @@ from radixrt.client.open_requests import Mailbox
 from radixrt.messages.answers import AnswerChunk, TokenLogprob
 from radixrt.messages.sequences import SequenceRefused
 from tests.api.conftest import RunningServer, StartServer, send, wait_until
-from tests.fake_scheduler import engine_info
 from tests.servers import samples
+from tests.servers.fake_scheduler import engine_info
 
 PATH = "/v1/completions"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.hostile_bodies import ATTACKS
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 LONGEST_MS = 250.0
 """CPU time of a callback of an event loop, where :func:`known_work_ms` is 6. The longest take 60

@@ -18,7 +18,7 @@ from radixrt.cli.chat.local_server import client_of
 from radixrt.cli.main import main
 from radixrt.cli.top import ServerAwayError, ServerWatch
 from tests.api.conftest import RunningServer, StartServer
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 
 @pytest.fixture(scope="module")

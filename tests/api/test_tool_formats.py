@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.api.conftest import RunningServer, StartServer
-from tests.fake_scheduler import engine_info
+from tests.checkpoints.tiny_tokenizers import CHATML, save_byte_level
 from tests.parsers.test_formats import CONTROL_MARKS, OUTPUTS, TOOLS
-from tests.tiny_tokenizers import CHATML, save_byte_level
+from tests.servers.fake_scheduler import engine_info
 
 TEMPLATES = {
     "lfm2": "List of tools: <|tool_list_start|>",

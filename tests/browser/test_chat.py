@@ -11,8 +11,8 @@ import pytest
 
 from tests.api.conftest import RunningServer, StartServer
 from tests.browser.conftest import OpenPage, ask
-from tests.fake_scheduler import engine_info
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.fake_scheduler import engine_info
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

@@ -11,7 +11,7 @@ import pytest
 
 from tests.api.conftest import RunningServer, StartServer
 from tests.browser.conftest import OpenPage, ask
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.browser.conftest import OpenPage, ask
-from tests.image_checkpoints import make_image_checkpoint, picture, png
+from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, png
 from tests.servers import Server, serving
 
 if TYPE_CHECKING:

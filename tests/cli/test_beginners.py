@@ -18,8 +18,8 @@ from radixrt.base.config import DEMO_MODEL
 from radixrt.cli.main import main
 from radixrt.models.checkpoint import resolve_model_path
 from tests.command_line import run_here
-from tests.fake_hub import FakeHub
 from tests.servers import Server, serving
+from tests.servers.fake_hub import FakeHub
 
 NOWHERE = "http://127.0.0.1:9"
 

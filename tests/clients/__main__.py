@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 
+from tests.checkpoints.image_checkpoints import make_image_checkpoint
 from tests.clients import agents
 from tests.clients.checkpoint import end_soon, make_agent_checkpoint
 from tests.clients.with_python import IMAGES
-from tests.image_checkpoints import make_image_checkpoint
 from tests.servers import Server, serving
 
 HERE = Path(__file__).parent

@@ -27,7 +27,7 @@ from radixrt.tokenizer.retry.checked_answer import (
     Rewind,
 )
 from radixrt.tokenizer.retry.exclusions import TokenTexts
-from tests import tiny_tokenizers
+from tests.checkpoints import tiny_tokenizers
 
 Mood = Literal["stubborn", "greedy", "sampled", "sampled anew"]
 """stubborn: the same ranking of tokens everywhere. greedy: a ranking for each token before.

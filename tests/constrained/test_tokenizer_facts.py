@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from radixrt.base.errors import ConfigError
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level
 from tests.constrained.vocabularies import KINDS, PADDING, facts_of, unigram
-from tests.tiny_tokenizers import byte_fallback, byte_level
 
 SENTENCES = [
     "Hello world",

@@ -6,7 +6,7 @@ import functools
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from tests.tiny_tokenizers import TEXT, byte_fallback, byte_level, train_byte_level
+from tests.checkpoints.tiny_tokenizers import TEXT, byte_fallback, byte_level, train_byte_level
 
 PADDING = 13
 """Ids at the end of the model's vocabulary that have no token."""

@@ -32,9 +32,9 @@ from radixrt.worker.threads import use_threads
 from radixrt_kernels import attention
 from tests.adapters.peft_adapters import make_adapter
 from tests.checkpoints import CONFIGS, HYBRIDS, make_checkpoint
-from tests.draft_heads import make_head
+from tests.checkpoints.draft_heads import make_head
+from tests.checkpoints.mtp_checkpoints import make_with_mtp
 from tests.engine.in_process import InProcessEngine
-from tests.mtp_checkpoints import make_with_mtp
 from tests.scheduler.engine_model import expect_nothing
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ

@@ -25,7 +25,7 @@ from radixrt.worker.drafts.head import HeadDrafter
 from radixrt.worker.drafts.price import DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
 from tests.checkpoints import make_checkpoint
-from tests.draft_heads import (
+from tests.checkpoints.draft_heads import (
     DRAFT_VOCAB,
     Drafted,
     Foresight,

@@ -38,9 +38,8 @@ from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 from radixrt.worker.image_positions import ImagePart
 from radixrt.worker.threads import use_threads
-from tests.draft_heads import watch_drafts
-from tests.engine.in_process import GREEDY, InProcessEngine
-from tests.image_checkpoints import (
+from tests.checkpoints.draft_heads import watch_drafts
+from tests.checkpoints.image_checkpoints import (
     FAMILIES,
     OTHER_TEXTS,
     OWN_SIZES,
@@ -52,7 +51,8 @@ from tests.image_checkpoints import (
     png,
     user,
 )
-from tests.mtp_checkpoints import add_mtp
+from tests.checkpoints.mtp_checkpoints import add_mtp
+from tests.engine.in_process import GREEDY, InProcessEngine
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))

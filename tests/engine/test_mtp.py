@@ -24,12 +24,12 @@ from radixrt.models.mtp import MtpHead
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.draft_heads import Drafted, Foresight, check_drafts, make_head, watch_drafts
+from tests.checkpoints.draft_heads import Drafted, Foresight, check_drafts, make_head, watch_drafts
+from tests.checkpoints.mtp_checkpoints import MTP_FAMILIES, TransformersMtp, make_with_mtp
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_draft_heads import GREEDY, prompts
 from tests.engine.test_grammars import SCHEMA
 from tests.engine.test_speculation import TORTURE, answers, twenty_requests
-from tests.mtp_checkpoints import MTP_FAMILIES, TransformersMtp, make_with_mtp
 from tests.scheduler.engine_model import expect_nothing
 
 

@@ -29,7 +29,7 @@ from radixrt.messages.replicas import Join
 from radixrt.messages.sequences import ReleaseSequences, SequenceOutput, TokenBatch
 from radixrt.supervisor.launch import bind
 from radixrt.supervisor.probes import answering_probes
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 TOKEN, OTHER_TOKEN = "0123456789abcdef" * 2, "0123456789abcdeg" * 2
 TOKENIZER = b'{"a tokenizer": "of the ingress"}'

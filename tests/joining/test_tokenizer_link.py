@@ -12,7 +12,7 @@ from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.links import ToScheduler, ToTokenizerFromScheduler
 from radixrt.messages.replicas import Attach, ReplicaDrained
-from tests.fake_scheduler import engine_info
+from tests.servers.fake_scheduler import engine_info
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import radixrt_kernels
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.layers.lora import LoraStack, LowRank, StepRows
 from radixrt_kernels import lora, tape
-from tests.expert_stacks import dense_stack
+from tests.checkpoints.expert_stacks import dense_stack
 
 WEIGHT, COS_SIN = torch.randn(8), torch.randn(10, 8)
 EXPERTS = tuple(dense_stack(torch.randn(4, rows, columns)) for rows, columns in ((12, 16), (16, 6)))

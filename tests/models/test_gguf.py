@@ -53,9 +53,9 @@ from radixrt.offline.llm import LLM
 from radixrt_kernels import blockwise
 from radixrt_kernels.reference import blockwise as reference
 from tests.checkpoints import END_OF_TURN, make_checkpoint, make_tokenizer
+from tests.checkpoints.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 from tests.models.harness import Harness
 from tests.models.test_against_transformers import PROMPT
-from tests.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 
 gguf = pytest.importorskip("gguf")
 

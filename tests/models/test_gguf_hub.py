@@ -17,7 +17,7 @@ from radixrt.models.gguf import hub as hub_module
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.images import why_no_images
 from radixrt.models.local import local_models
-from tests.fake_hub import FakeHub
+from tests.servers.fake_hub import FakeHub
 
 pytest.importorskip("gguf")
 

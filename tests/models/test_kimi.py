@@ -22,9 +22,9 @@ from radixrt.base.token_bytes import TokenBytes
 from radixrt.models.loader import load_model, transformers_config
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.checkpoints import make_checkpoint
+from tests.checkpoints.tiny_tokenizers import TEXT, train_byte_level
 from tests.models.harness import Harness
-from tests.servers_in_process import serving_in_process
-from tests.tiny_tokenizers import TEXT, train_byte_level
+from tests.servers.servers_in_process import serving_in_process
 
 SPLITS = "|".join([
     r"[\p{Han}]+",

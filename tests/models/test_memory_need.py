@@ -23,7 +23,7 @@ from radixrt.models import memory_need as needs
 from radixrt.models.loader import load_model
 from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
 from radixrt.supervisor.launch import prepare
-from tests.image_checkpoints import make_image_checkpoint
+from tests.checkpoints.image_checkpoints import make_image_checkpoint
 
 GIB = 1 << 30
 

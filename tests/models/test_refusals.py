@@ -17,8 +17,8 @@ from radixrt.cli.doctor.models import model_finding
 from radixrt.models import memory_need
 from radixrt.supervisor.launch import prepare
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.fake_hub import FakeHub
 from tests.models.gguf_files import write_gguf
+from tests.servers.fake_hub import FakeHub
 
 LIMIT_S = 5.0
 INDEX = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}

@@ -12,7 +12,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.parsers.choice import with_parsers
 from radixrt.parsers.marks import ModelMarks
-from tests.tiny_tokenizers import CHATML, save_byte_level
+from tests.checkpoints.tiny_tokenizers import CHATML, save_byte_level
 
 QWEN = (
     "return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n"

@@ -13,7 +13,7 @@ import pytest
 from bench import children
 from radixrt.bench.arguments import add_arguments
 from tests.checkpoints import make_checkpoint, make_tokenizer
-from tests.servers_in_process import serving_in_process
+from tests.servers.servers_in_process import serving_in_process
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 

@@ -24,8 +24,7 @@ import httpx
 import psutil
 import pytest
 
-from tests import flood_client
-from tests.servers import Server, serving
+from tests.servers import Server, flood_client, serving
 
 pytestmark = pytest.mark.skipif(
     "RADIXRT_TORTURE" not in os.environ, reason="minutes of load: make torture"

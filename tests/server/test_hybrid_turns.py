@@ -11,7 +11,7 @@ from tests import agent_turns
 from tests.agent_turns import AGENTS
 from tests.api.test_agent_turns import FORGETFUL
 from tests.clients.checkpoint import make_agent_checkpoint
-from tests.servers_in_process import serving_in_process
+from tests.servers.servers_in_process import serving_in_process
 
 NUM_TURNS = 20
 CACHED_SHARE = 0.98

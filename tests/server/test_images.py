@@ -17,7 +17,7 @@ import ollama
 import openai
 import pytest
 
-from tests.image_checkpoints import make_image_checkpoint, picture, png
+from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, png
 from tests.server.test_takeover import Stream, commands_of, process_of, until
 from tests.servers import Server, serving
 

@@ -11,9 +11,9 @@ import orjson
 import pytest
 
 from tests.checkpoints import make_tokenizer
-from tests.fake_hub import FakeHub
 from tests.servers import Server, samples
-from tests.several_models import (
+from tests.servers.fake_hub import FakeHub
+from tests.servers.several_models import (
     MEMORY_MB,
     NAMES,
     body_for,

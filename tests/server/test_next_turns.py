@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import RunningServer
-from tests.servers_in_process import serving_in_process
+from tests.servers.servers_in_process import serving_in_process
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.compilers import compilers_on_demand
+from tests.servers.compilers import compilers_on_demand
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.breakpoints import substitute
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
+from tests.checkpoints.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 
 LIMITS = Limits(context_length=4096, kv_pool_tokens=4096, vocab_size=420)
 

@@ -9,7 +9,7 @@ from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.demanded_messages import with_nine_characters
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 STRICT = """{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}
 {{ raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}{% endif %}[{{ c.id }}]{% endfor %}

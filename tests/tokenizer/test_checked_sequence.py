@@ -18,8 +18,8 @@ from radixrt.tokenizer.constraints.manager import token_texts
 from radixrt.tokenizer.retry.checked_answer import DueCheck, RetriesExhausted
 from radixrt.tokenizer.retry.checked_sequence import FINAL_CHECK, CheckedSequence
 from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 from tests.constrained.checked_decoding import validate_span
-from tests.tiny_tokenizers import save_byte_level
 
 UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 CHECK = SpanCheck(path=("a",), schema=UNIQUE, pointer="/properties/a", keywords=("uniqueItems",))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from radixrt.tokenizer.answer.detokenizer import MAX_PENDING_TOKENS, IncrementalDetokenizer
-from tests.tiny_tokenizers import byte_fallback, byte_level
+from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level
 
 KINDS = ["byte_level", "byte_fallback"]
 

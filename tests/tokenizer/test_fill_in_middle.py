@@ -8,7 +8,7 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.requests import FimPrompt
 from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import byte_fallback, byte_level
+from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level
 
 PROMPT = FimPrompt("def f(x):\n    ", "\n    return y", "y = ", [("a.py", "import b")])
 TEXTS = ("def f(x):\n    ", "\n    return y", "y = ")

@@ -15,7 +15,7 @@ from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 # Qwen 3.5: calls as XML, arguments by ``items``, reasoning before the last question dropped.
 QWEN3_5 = """{%- macro shown(content) %}{%- if content is string %}{{- content }}{%- elif content is none or content is undefined %}{{- '' }}

@@ -22,8 +22,8 @@ from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
 from radixrt.tokenizer.images.places import NO_PLACEHOLDER, ImagePlacer
 from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.images.sent_images import SentImages
-from tests.fake_scheduler import engine_info
-from tests.image_checkpoints import picture, png
+from tests.checkpoints.image_checkpoints import picture, png
+from tests.servers.fake_scheduler import engine_info
 
 SEEN = picture(9, 37, 21)
 TURNED = Image.Exif()

@@ -22,7 +22,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import TokenPrompt
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.fake_scheduler import FakeScheduler, engine_info
+from tests.servers.fake_scheduler import FakeScheduler, engine_info
 from tests.tokenizer.test_replicas import STEP_S, Fleet, next_numbers, until, vocabulary  # noqa: F401
 
 

@@ -14,7 +14,7 @@ from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.tokenizer.prompt import kept_answers
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES, KeptAnswers, TokenMemory
 from radixrt.tokenizer.prompt.segments import joined
-from tests.tiny_tokenizers import byte_fallback, byte_level
+from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level
 from tests.tokenizer.test_segments import at_once, encoder_of, metaspace, special_tokens
 
 

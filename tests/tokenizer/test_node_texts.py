@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from radixrt.messages.ids import pack_ids
 from radixrt.tokenizer.calls import NodeTexts
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import byte_level
+from tests.checkpoints.tiny_tokenizers import byte_level
 
 RNG = random.Random(1)
 NODES = [pack_ids(RNG.choices(range(3, 300), k=32)) for _ in range(3000)]

@@ -7,7 +7,7 @@ from radixrt.constrained.constraint import AnyJson
 from radixrt.messages.requests import GenerateRequest, TextPrompt
 from radixrt.tokenizer.answer.output_parser import OutputParser, grammar_place
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 ASKED = "Write your thoughts between <think></think>. Why?"
 GRANITE = "Here is my thought process:\nHm.\n\nHere is my response:\nYes"

@@ -11,7 +11,7 @@ from radixrt.messages.requests import PairPrompt
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 LIMITS = Limits(context_length=512, kv_pool_tokens=1024, vocab_size=420)
 QWEN3 = (

@@ -46,8 +46,8 @@ from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.fake_scheduler import engine_info
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.fake_scheduler import engine_info
 
 
 @pytest.fixture(scope="module")

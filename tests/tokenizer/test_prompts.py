@@ -16,7 +16,7 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
+from tests.checkpoints.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 
 LIMITS = Limits(context_length=512, kv_pool_tokens=1024, vocab_size=420)
 IM_START, IM_END = 0, 1

@@ -30,8 +30,8 @@ from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenProm
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.fake_scheduler import FakeScheduler, engine_info
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.servers.fake_scheduler import FakeScheduler, engine_info
 
 NUM_REPLICAS = 2
 STEP_S = 0.002

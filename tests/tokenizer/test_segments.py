@@ -11,7 +11,7 @@ from radixrt.messages.cache_root import CacheRoot
 from radixrt.tokenizer.prompt import segments
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES
 from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, SegmentRules, joined
-from tests.tiny_tokenizers import byte_fallback, byte_level
+from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level
 
 
 def metaspace() -> Tokenizer:

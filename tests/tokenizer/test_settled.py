@@ -16,8 +16,7 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.prompt.settled import settled_length
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.fake_scheduler import engine_info
-from tests.tiny_tokenizers import (
+from tests.checkpoints.tiny_tokenizers import (
     CHATML,
     TEXT,
     byte_fallback,
@@ -25,6 +24,7 @@ from tests.tiny_tokenizers import (
     save_byte_level,
     train_byte_level,
 )
+from tests.servers.fake_scheduler import engine_info
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

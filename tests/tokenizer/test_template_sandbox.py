@@ -17,7 +17,7 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 LIMITS = Limits(context_length=512, kv_pool_tokens=2048, vocab_size=420)
 MESSAGES = [

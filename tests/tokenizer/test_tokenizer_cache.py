@@ -19,7 +19,7 @@ from radixrt.tokenizer import vocabulary as tokenizer_cache
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import CachedTokenizer, Vocabulary
-from tests.tiny_tokenizers import CHATML, TEXT, save_byte_fallback, save_byte_level
+from tests.checkpoints.tiny_tokenizers import CHATML, TEXT, save_byte_fallback, save_byte_level
 
 LIMITS = Limits(context_length=4096, kv_pool_tokens=4096, vocab_size=1000)
 TEXTS = [*TEXT, "", " ", "\n\n", "<s>the </s> fox", "<|im_start|>x<|im_end|>y<tool_call>", "\x00🦊"]

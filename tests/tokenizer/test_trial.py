@@ -12,7 +12,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.tokenizer import trial
 from radixrt.tokenizer.trial import try_tokenizer
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 Content = dict[str, Any]
 

@@ -16,7 +16,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.token_bytes import SavedTokens
 from radixrt.messages.answers import LogprobColumns
 from radixrt.tokenizer.vocabulary import KEPT_WORDS, Vocabulary
-from tests.tiny_tokenizers import byte_fallback, byte_level, save_byte_level
+from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level, save_byte_level
 
 VOCABULARIES = {
     "byte_level": Vocabulary(PreTrainedTokenizerFast(tokenizer_object=byte_level())),

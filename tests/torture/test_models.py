@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 from tests.servers import Server
-from tests.several_models import (
+from tests.servers.several_models import (
     MEMORY_MB,
     NAMES,
     body_for,

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt_kernels.triton import moe
 from radixrt_kernels.triton.moe import Tiling, experts_mlp, route
-from tests.expert_stacks import dense_stack
+from tests.checkpoints.expert_stacks import dense_stack
 from tests.triton.numbers import DEVICE, draw
 
 

@@ -13,7 +13,7 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.worker.sampling import grammar_loader
 from radixrt.worker.sampling.grammar_loader import RENEW_AFTER_S, GrammarLoader
-from tests.tiny_tokenizers import save_byte_level
+from tests.checkpoints.tiny_tokenizers import save_byte_level
 
 VOCAB_SIZE, EOS = 420, (1,)
 

@@ -132,7 +132,7 @@ def _qwen_config(family: str, image_token: int) -> Any:
             text_config={**_TEXT, "rope_parameters": rope}, vision_config=tower, **tokens
         )
     if family == "qwen3_5":
-        from tests.hybrid_configs import DELTA_NET
+        from tests.checkpoints.hybrid_configs import DELTA_NET
 
         rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
         return transformers.Qwen3_5Config(

@@ -8,7 +8,7 @@ from typing import Any
 
 from radixrt.models.checkpoint import resolve_model_path
 from tests.api.conftest import RunningServer, starting
-from tests.real_engine import RealModel
+from tests.servers.real_engine import RealModel
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.batch import StepInputs
 from radixrt.worker.drafts.price import DraftPrice
 from radixrt.worker.process import WorkerProcess
-from tests.real_scheduler import InThreads
+from tests.servers.real_scheduler import InThreads
 
 Script = Callable[[list[int]], list[int]]
 """The tokens that the model wants to write after a prompt."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.hybrid_configs import HYBRID_CONFIGS
+from tests.checkpoints.hybrid_configs import HYBRID_CONFIGS
 
 VOCAB_SIZE = 384
 MAX_POSITIONS = 512
