@@ -56,6 +56,7 @@ def replicas() -> Replicas:
 def client(replicas: Replicas) -> EngineClient:
     client = EngineClient.__new__(EngineClient)
     client.adapters, client.lost_adapters = {}, set()
+    client._adapter_calls = asyncio.Lock()
     client._calls = replicas  # type: ignore[assignment]
     return client
 

@@ -65,8 +65,8 @@ def write_gguf(
     config = json.loads((checkpoint / "config.json").read_text())
     config = config.get("text_config", config)
     stored = load_file(checkpoint / "model.safetensors")
-    layers = config["num_hidden_layers"]
     if has_further := any(name.endswith(_FURTHER) for name in stored):
+        layers = config["num_hidden_layers"]
         stored = {_further_name(name, layers): tensor for name, tensor in stored.items()}
         config["num_hidden_layers"] = layers + 1
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])

@@ -45,6 +45,7 @@ from radixrt.tokenizer import process
 from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN
+from radixrt.tokenizer.request_encoder import RequestEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.checkpoints.tiny_tokenizers import save_byte_level
 from tests.servers.fake_scheduler import engine_info
@@ -199,13 +200,13 @@ def test_a_request_waits_for_the_encoding_of_one_idle_prompt(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_encode = threading.Event()
-    encode = TokenizerProcess._encode
+    encode = RequestEncoder.encode
 
-    def slow(process: TokenizerProcess, request: GenerateRequest) -> Any:
+    def slow(encoder: RequestEncoder, request: GenerateRequest) -> Any:
         assert may_encode.wait(5)
-        return encode(process, request)
+        return encode(encoder, request)
 
-    monkeypatch.setattr(TokenizerProcess, "_encode", slow)
+    monkeypatch.setattr(RequestEncoder, "encode", slow)
 
     async def scene(stage: Stage) -> None:
         idle = RequestOptions(sampling=PREFILL_ONLY, idle="expected")
