@@ -28,7 +28,7 @@ from radixrt.models.encoders import ACTIVATIONS, LayerNorm
 ROWS = 256
 """Patches that are computed in one piece at most."""
 PIECE = 1 << 29
-"""Products of two numbers in one piece, about: 5 to 10 ms of two cores."""
+"""Products of two numbers in one piece, about."""
 
 ALONE = TensorParallel()
 """Each rank has the whole tower."""
