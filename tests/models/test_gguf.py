@@ -130,7 +130,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "nemotron_h": ("nemotron_h", {"topk_group": 1, "n_group": 1}, 1e-5),
     "mamba2": ("mamba2", {}, 1e-5),
 }
-"""Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of
+"""Checkpoint of ``tests/checkpoints/__init__.py``, what of it GGUF cannot say, and the largest difference of
 a logit."""
 
 
