@@ -90,7 +90,7 @@ def _check_locks(scheduler: Scheduler) -> None:
     for lease in scheduler.state.kv.leases.all():
         pinned.update(lease.node.path())
         _require(
-            len(_path_pages(lease.node)) == lease.num_pages, "a lease does not hold its prefix"
+            len(lease.node.prefix_pages()) == lease.num_pages, "a lease does not hold its prefix"
         )
     if scheduler.state.reads is not None:
         for node in scheduler.state.reads.held_nodes():
@@ -151,7 +151,7 @@ def _check_slots(scheduler: Scheduler) -> None:
             f"slot {slot} has planned {planned} tokens on {pages} pages",
         )
         assert sequence.node is not None
-        shared = _path_pages(sequence.node)
+        shared = sequence.node.prefix_pages()
         count = int(slots.num_tree_pages[slot])
         _require(
             np.array_equal(shared, slots.block_tables[slot, :count]),
@@ -170,7 +170,3 @@ def _check_states(scheduler: Scheduler) -> None:
     for row, page in pages.items():
         _require(kv.states.has(page), f"row {row} is not the state of its page")
         _require(page not in free, f"row {row} has a state behind a free page")
-
-
-def _path_pages(node: Node) -> np.ndarray:
-    return np.concatenate([link.pages for link in node.path()][::-1])

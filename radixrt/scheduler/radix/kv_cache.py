@@ -485,7 +485,7 @@ class KVCache:
                 prompt_pages = sequence.num_prompt // self.page_size
                 self.disk.answered(own[max(existing, prompt_pages - start) : full - start])
             if self.states and existing:
-                known = np.concatenate([link.pages for link in end.path()][::-1])
+                known = end.prefix_pages()
                 self.states.move(own[:existing], known[start : start + existing])
             own = np.concatenate((own[:existing], own[full - start :]))
         self._free_own(own)
@@ -587,7 +587,7 @@ class KVCache:
         self.tree.hold(end)
         self.tree.let_go(node)
         self.tree.let_go(end)
-        return np.concatenate([link.pages for link in end.path()][::-1])
+        return end.prefix_pages()
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet: start, end."""

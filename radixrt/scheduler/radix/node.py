@@ -156,6 +156,10 @@ class Node(msgspec.Struct, gc=False, eq=False):
             yield node
             node = node.parent
 
+    def prefix_pages(self) -> Pages:
+        """The pages of the whole prefix that ends with this node: [n]."""
+        return np.concatenate([node.pages for node in self.path()][::-1])
+
     def inherit(self, other: "Node") -> None:
         """Copy the fields about use from ``other``, of which this node was a part."""
         self.stamp, self.created, self.hint = other.stamp, other.created, other.hint

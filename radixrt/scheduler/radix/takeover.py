@@ -21,7 +21,7 @@ def take_over(record: PoolRecord, tree: RadixTree, states: KeptStates) -> Pages:
     for root, tokens, pages, rows in record.take_prefixes():
         start = tree.lock_root(root)
         end, existing = tree.insert(start, tokens, pages)
-        known = np.concatenate([link.pages for link in end.path()][::-1])
+        known = end.prefix_pages()
         for index in np.flatnonzero((known != pages) & (rows >= 0)).tolist():
             if not states.has(int(known[index])):
                 record.state_moved(int(pages[index]), int(known[index]))
