@@ -132,7 +132,7 @@ class DiskPages:
         self._max_copied = max(MIN_COPIED, MAX_COPIED_BYTES // slot_bytes)
         self._max_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
         self.states: DiskStates | None = None
-        """Of recurrent layers; None: the model has none."""
+        """The states of recurrent layers; None: the model has none."""
         self.returns = Returns(self.index.num_slots)
         self.min_chance = MIN_CHANCE
         """Of a return, from which on a page is written that was used once."""
@@ -191,7 +191,7 @@ class DiskPages:
         page = int(pages[last])
         name = self.names.name(page)
         assert name is not None, "a page without a name was in the tree"
-        parts = self.states.parts(name)
+        parts = list(self.states.parts(name))
         if not all(map(self._is_there, parts)):
             self.states.want(page, name)
         return [part.digest for part in parts]

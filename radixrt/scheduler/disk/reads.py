@@ -50,7 +50,7 @@ class _Read:
     node: Node
     """The pages come behind its end. It is held."""
     names: list[PageName]
-    """Of the pages, and behind them of the parts of the state that comes with them."""
+    """The names of the pages, and behind them those of the parts of the state that comes along."""
     slots: list[int]
     pages: Pages
     row: int
@@ -163,9 +163,13 @@ class Reads:
         with the parts of that state; and the number of the pages."""
         if (states := self._disk.states) is not None:
             for count in range(len(names), 0, -1):
-                parts = states.parts(names[count - 1])
-                places = list(map(self._disk.index.find, parts))
-                if NO_SLOT not in places:
+                parts, places = [], []
+                for part in states.parts(names[count - 1]):
+                    if (place := self._disk.index.find(part)) == NO_SLOT:
+                        break
+                    parts.append(part)
+                    places.append(place)
+                else:
                     return names[:count] + parts, slots[:count] + places, count
         return [], [], 0
 

@@ -29,11 +29,12 @@ class DiskStates:
         self._leaving: list[tuple[int, PageName]] = []
         """The rows of states whose pages left memory in the plan in the making."""
 
-    def parts(self, name: PageName) -> list[PageName]:
-        """The names of the parts of the state behind a page."""
+    def parts(self, name: PageName) -> Iterator[PageName]:
+        """The names of the parts of the state behind a page. Each takes a digest: where the first
+        is missing, do not ask for the others."""
         zeros = bytes(self.num_parts * len(name.tokens))
         root = hashlib.sha256(b"state" + name.digest).digest()
-        return list(page_names(root, name.depth + 1, zeros, len(name.tokens)))
+        return page_names(root, name.depth + 1, zeros, len(name.tokens))
 
     def of_prefix(self, pages: Pages) -> int | None:
         """The index of the page behind which is the state from which a prefix goes on: [n]."""
