@@ -2,7 +2,8 @@
 of its sequence, or none. Nothing is merged into the matrix, so rows of many adapters and of the
 base model share a step, and a row has the same bits in every one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,6 +71,15 @@ class StepRows:
         self.clear()
         self._adapters = adapters
         self.groups = self.kernels.group_rows(adapters, self._num_adapters)
+
+    @contextmanager
+    def use(self, adapters: Tensor) -> Iterator[None]:
+        """Let the layers compute these rows while the block runs, see :meth:`sort`."""
+        self.sort(adapters)
+        try:
+            yield
+        finally:
+            self.clear()
 
     def by_member(self, members: Tensor, count: int) -> Any:
         """The pairs of a token and an expert or a head, by adapter and then by that; None: no row

@@ -259,15 +259,12 @@ def with_adapters(
 ) -> torch.Tensor:
     """The model's ``forward``, each row with its adapter."""
     assert lora is not None, "adapters were admitted to a model without"
-    lora.sort(adapters)
-    try:
+    with lora.use(adapters):
         if rows is None or not model.ends_by_rows:
             return model.forward(token_ids, positions, context, rows)
         hidden, residual = model.up_to_last_attention(token_ids, positions, context)
         lora.sort(adapters[rows])
         return model.after_last_attention(hidden[rows], residual[rows])
-    finally:
-        lora.clear()
 
 
 def _tapes_of(

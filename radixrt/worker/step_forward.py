@@ -92,9 +92,6 @@ class StepForward:
         if inputs.adapters is None:
             return images.model.forward_with_images(*arguments, rows, features)
         assert self._adapter_rows is not None, "an adapter was admitted where there are none"
-        self._adapter_rows.sort(inputs.adapters)
-        try:
+        with self._adapter_rows.use(inputs.adapters):
             hidden = images.model.forward_with_images(*arguments, None, features)
-        finally:
-            self._adapter_rows.clear()
         return hidden if rows is None else hidden[rows]

@@ -347,9 +347,8 @@ def projections_compared(model: CausalLM, adapters: ModelAdapters, adapter: Adap
             continue
         hidden = torch.randn(5, layer.columns)
         alone = layer.forward(hidden)
-        adapters.rows.sort(torch.tensor([1, 2, 1, 1, 2]))
-        found = layer.forward(hidden) - alone
-        adapters.rows.clear()
+        with adapters.rows.use(torch.tensor([1, 2, 1, 1, 2])):
+            found = layer.forward(hidden) - alone
         pairs = [adapter.projections[placement.name] for placement in layer.placements(path)]
         expected = torch.cat([hidden @ pair.down.T @ pair.up.T for pair in pairs], dim=1)
         assert not found[[1, 4]].any()
