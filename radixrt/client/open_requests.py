@@ -109,7 +109,7 @@ class OpenRequest:
     unfinished: int = field(init=False)
     """Answers whose end the reader has not got."""
     image_chars: int = field(init=False)
-    """Of the prompt, in base64."""
+    """The characters of the prompt's images, in base64."""
 
     def __post_init__(self) -> None:
         self.unfinished = self.request.sampling.n
@@ -220,7 +220,7 @@ class OpenRequests:
         """By name of the tenant and id: tenants may choose the same ids."""
         self._by_wire_id: dict[str, OpenRequest] = {}
         self._image_chars = 0
-        """Of all of them."""
+        """The characters of all requests' images."""
         self._num_sent = 0
         self._held: deque[OpenRequest] = deque()
         """Wait until a suspect has ended, or for an engine."""

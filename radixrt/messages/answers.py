@@ -151,7 +151,7 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DraftCounts = dict[str, tuple[int, int]]
-"""By drafter: the draft tokens that were verified, and of these those that were accepted."""
+"""How many draft tokens of each drafter were verified, and how many of these were accepted."""
 
 
 def draft_totals(drafts: DraftCounts) -> tuple[int, int]:

@@ -109,7 +109,7 @@ def _load(model_dir: Path, trust_remote_code: bool) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     collects = gc.isenabled()
-    gc.disable()  # it imports hundreds of modules, see radixrt/worker/__main__.py
+    gc.disable()  # it imports hundreds of modules, see radixrt/base/child.py
     try:
         raw = checkpoint.read_config(model_dir)
         if (known := _as_known_type(raw)) is not None:
