@@ -43,6 +43,7 @@ STREAMS = (False, True)
 MAX_TOKENS = 128
 EVERY_SCRIPT = "RADIXRT_EVERY_SCRIPT" in os.environ
 SCRIPTS_OF_A_CELL = 1
+ROUNDS = 3
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -461,13 +462,14 @@ def test_every_cell_is_constrained_or_refused(
                 for with_drafts, stream in itertools.product(SPECULATION, STREAMS)
                 if EVERY_SCRIPT or with_drafts == stream
             ]
-    before = drafts_of(server)
-    found = asyncio.run(failures(server, cells))
-    assert not found, f"{len(found)} of {len(cells)}\n" + "\n".join(found[:8])
     answered = sum(not cell.is_refused for cell in cells)
-    # Behind a mask that was late nothing is drafted for a while; few answers may all meet one.
-    drafted = drafts_of(server) > before + answered
-    assert drafted or answered < 10, "no drafts, so nothing is known of them"
+    for _ in range(ROUNDS):  # behind a mask that was late nothing is drafted for a while
+        before = drafts_of(server)
+        found = asyncio.run(failures(server, cells))
+        assert not found, f"{len(found)} of {len(cells)}\n" + "\n".join(found[:8])
+        if drafts_of(server) > before + answered:
+            return
+    pytest.fail("no drafts, so nothing is known of them")
 
 
 def drafts_of(server: RunningServer) -> int:
