@@ -168,7 +168,7 @@ class Planner:
         builder.extend(*self._state.kv.grow_each(decoding, ahead if affordable else missing))
         positions = slots.planned[decoding] + 1
         slots.planned[decoding] = positions
-        builder.keep += self._state.kv.keep_answer_states(decoding)
+        builder.keep += self._state.kv.state_orders.of_answers(decoding)
         builder.shape = StepShape(rows=len(decoding), context=int(positions.sum()))
 
     def _plan_prefill(self, builder: PlanBuilder) -> None:
@@ -390,7 +390,7 @@ class Planner:
         builder.shape = builder.shape.with_chunk(start, end - start)
         slots.planned[slot] = end
         sequence.num_reached = max(sequence.num_reached, end)
-        builder.keep += self._state.kv.keep_prompt_states(sequence, start, end)
+        builder.keep += self._state.kv.state_orders.of_prompt(sequence, start, end)
         self._state.kv.publish_prefill(sequence)
         if sequence.reports_progress:
             builder.progress[slot] = end

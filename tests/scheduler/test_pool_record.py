@@ -19,9 +19,9 @@ from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.radix.kv_cache import ANSWER_STRIDE
 from radixrt.scheduler.radix.page_allocator import NO_PAGES
 from radixrt.scheduler.radix.pool_record import PoolRecord, open_record, record_bytes
+from radixrt.scheduler.radix.state_orders import ANSWER_STRIDE
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.takeover import take_over
 from radixrt.scheduler.radix.tree import RadixTree

@@ -12,7 +12,7 @@ from radixrt.messages.calls import CacheTreeCall, CallReply, MatchCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import CacheHints, Retention, TokenPrompt
 from radixrt.messages.steps import EMPTY_STATE
-from radixrt.scheduler.radix.kv_cache import ANSWER_STRIDE
+from radixrt.scheduler.radix.state_orders import ANSWER_STRIDE
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.view import TreeView
 from tests.scheduler.engine_model import EngineModel, limits

@@ -14,7 +14,7 @@ from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.requests import NO_TENANT, RequestOptions, Tenant
-from radixrt.messages.steps import SAME_STATE, DraftSources, KeepState
+from radixrt.messages.steps import SAME_STATE, DraftSources
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.divergence import cache_facts, continuation
@@ -27,6 +27,7 @@ from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Page
 from radixrt.scheduler.radix.pool_record import PoolRecord
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.radix.request_hints import Sessions, apply_hints
+from radixrt.scheduler.radix.state_orders import StateOrders
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.takeover import take_over
 from radixrt.scheduler.radix.tree import RadixTree
@@ -35,13 +36,6 @@ from radixrt.scheduler.slot_table import SlotTable
 
 MAX_CONTINUED = 2048
 """Tokens of a continuation that go to the worker."""
-
-ANSWER_STRIDE = 16
-"""Tokens of an answer, at least, from state to state: each is a copy."""
-
-MAX_TAKEN_BACK = 256
-"""Tokens by which an answer may be taken back to a state of its own, where a value is checked and
-found wrong."""
 
 NO_TOKENS = unpack_ids(b"")
 
@@ -68,12 +62,12 @@ class KVCache:
             self.tree.observers = (disk.names,)
         self.record: PoolRecord | None = None
         """The record of a shared pool; None: the pool ends with the worker."""
-        self.prefix_watch = PrefixWatch()
+        self.prefix_watch = PrefixWatch(self.page_size)
         """Hears of every page that is inserted into the tree."""
         self.states = KeptStates(limits.kept_states, num_pages)
         if disk is not None:
             disk.keep_states(self.states, limits.state_bytes)
-        self._state_interval = limits.state_interval
+        self.state_orders = StateOrders(limits, slots, self.states)
         self.sessions = Sessions(self.tree)
         max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
         self.leases = Leases(self.tree, max_pinned, clock, num_pages, self.states)
@@ -378,91 +372,6 @@ class KVCache:
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
 
-    # ------------------------------------------------------------ states of recurrent layers
-
-    def keep_prompt_states(self, sequence: Sequence, start: int, end: int) -> list[KeepState]:
-        """The states to keep of a chunk that computes the positions from ``start`` to ``end``: at
-        every interval, where the prompt leaves what the tree has, at its cache breakpoints, at the
-        end of its messages, at its own end, and at the end of the chunk, where another sequence
-        may go on."""
-        if not self.states or not self.reads_tree(sequence):
-            return []
-        size, step = self.page_size, self._state_interval
-        wanted = {*range(-(-(start + 1) // step) * step, end + 1, step), sequence.branch}
-        retained = sequence.options.cache_hints.retain
-        ends = [sequence.messages_end, sequence.num_tokens - 1, end]
-        ends += [kept.num_tokens for kept in retained if kept.num_tokens and kept.level != "none"]
-        wanted |= {one // size * size for one in ends}
-        orders = []
-        for position in sorted(wanted):
-            if start < position <= end and not position % size:
-                orders += self._keep_state(sequence, position)
-        return orders
-
-    def keep_answer_states(self, decoding: NDArray[np.intp]) -> list[KeepState]:
-        """Order the next state of an answer, for each of these slots that has passed the one
-        ordered before and has a page there."""
-        if not self.states:
-            return []
-        slots, stride = self._slots, self.pages_for(ANSWER_STRIDE) * self.page_size
-        planned = slots.planned[decoding]
-        positions = -(-planned // stride) * stride
-        has_page = positions <= slots.num_pages[decoding] * self.page_size
-        due = (planned > slots.next_state[decoding]) & has_page
-        orders = []
-        for slot, position in zip(decoding[due].tolist(), positions[due].tolist(), strict=True):
-            sequence = slots.sequences[slot]
-            if not self._share or position > slots.last_position[slot]:
-                continue
-            slots.next_state[slot] = position
-            if new := self._keep_state(sequence, position, is_certain=False):
-                self._drop_old_states(sequence)
-                page = int(slots.block_tables[slot, position // self.page_size - 1])
-                sequence.answer_states.append((position, page))
-                orders += new
-        return orders
-
-    def _drop_old_states(self, sequence: Sequence) -> None:
-        """Drop the states of an answer that the worker has missed, and those before the newest that
-        may be read, except at intervals and where the answer may be taken back to.
-
-        A state goes when the answer is twice as far beyond it as the largest power of two of
-        strides that divides its position. So an answer that is taken back by some tokens has a
-        state at most as many tokens, or a stride, further back.
-        """
-        stride = self.pages_for(ANSWER_STRIDE) * self.page_size
-        reach = stride if sequence.grammar is None else MAX_TAKEN_BACK
-        stay: list[tuple[int, int]] = []
-        newest: int | None = None
-        for position, page in reversed(sequence.answer_states):
-            strides = position // stride
-            if not self.states.is_kept[page]:
-                if position >= sequence.num_tokens:
-                    stay.append((position, page))  # a step in flight may write it
-                else:
-                    self.states.drop_of(page)
-                continue
-            newest = newest or position
-            if newest - position <= min(reach, 2 * stride * (strides & -strides)):
-                stay.append((position, page))
-            elif position % self._state_interval:
-                self.states.drop_of(page)
-        sequence.answer_states = stay[::-1]
-
-    def _keep_state(
-        self, sequence: Sequence, position: int, *, is_certain: bool = True
-    ) -> list[KeepState]:
-        """The order to keep the state behind a position, at the end of a page of a sequence; none
-        if it is kept already or no row is to be had."""
-        page = int(self._slots.block_tables[sequence.slot, position // self.page_size - 1])
-        if self.states.has(page):
-            return []
-        row = self.states.keep(page, position - sequence.kept_to, is_certain=is_certain)
-        if row is None:
-            return []
-        sequence.kept_to = position
-        return [KeepState(sequence.slot, position, row)]
-
     def leave(self, sequence: Sequence, *, ended: bool = True) -> None:
         """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked.
 
@@ -542,13 +451,8 @@ class KVCache:
     def _inserted(self, sequence: Sequence, start: int, end: int) -> None:
         """Tell the prefix watch that the tree has got the pages ``start`` to ``end`` of a
         sequence."""
-        if start < end and self.prefix_watch:
-            tokens = sequence.tokens[start * self.page_size : end * self.page_size]
-            self._tell_watch(sequence.root, start, tokens)
-
-    def _tell_watch(self, root: CacheRoot, start: int, tokens: TokenIds) -> None:
-        page_bytes = self.page_size * tokens.itemsize
-        self.prefix_watch.inserted(root, start, tokens.tobytes(), page_bytes)
+        tokens = sequence.tokens[start * self.page_size : end * self.page_size]
+        self.prefix_watch.inserted(sequence.root, start, tokens)
 
     # ------------------------------------------------------------ pages from disk
 
@@ -581,8 +485,8 @@ class KVCache:
         end, existing = node, 0
         if count:
             end, existing = self.tree.insert(node, tokens, pages[:count])
-            if existing < count and self.prefix_watch:
-                self._tell_watch(root, start + existing, tokens[existing * self.page_size :])
+            new = tokens[existing * self.page_size :]
+            self.prefix_watch.inserted(root, start + existing, new)
         self._free(np.concatenate((pages[:existing], pages[count:])))
         self.tree.hold(end)
         self.tree.let_go(node)

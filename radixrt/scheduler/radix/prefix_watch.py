@@ -13,6 +13,7 @@ counts.
 from collections import deque
 
 from radixrt.messages.cache_root import CacheRoot
+from radixrt.messages.ids import TokenIds
 
 MissingPage = tuple[CacheRoot, int, bytes]
 """Cache root, number of pages before it, and its packed token ids. Equal pages at one depth below
@@ -22,15 +23,12 @@ different prefixes are not told apart; the cost is an unnecessary lookup."""
 class PrefixWatch:
     """Sequence ids by the page they lack."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
         self._lacking: dict[int, dict[tuple[CacheRoot, bytes], set[int]]] = {}
         """The sequences that lack a page, by the number of pages before it, and then by root and
         page."""
         self._outdated: deque[set[int]] = deque()
-
-    def __bool__(self) -> bool:
-        """Whether any sequence lacks a page."""
-        return bool(self._lacking)
 
     def add(self, seq_id: int, page: MissingPage) -> None:
         root, depth, packed = page
@@ -45,18 +43,17 @@ class PrefixWatch:
             if not lacking:
                 self._forget(depth, (root, packed))
 
-    def inserted(self, root: CacheRoot, depth: int, packed: bytes, page_bytes: int) -> None:
+    def inserted(self, root: CacheRoot, depth: int, tokens: TokenIds) -> None:
         """Set aside all sequences that lacked one of the pages just inserted.
 
         Args:
             depth: number of pages before them.
-            packed: their token ids.
-            page_bytes: length of one page in ``packed``.
+            tokens: of the pages.
         """
-        end = depth + len(packed) // page_bytes
-        for place in self._depths_between(depth, end):
-            start = (place - depth) * page_bytes
-            page = root, packed[start : start + page_bytes]
+        size = self._page_size
+        for place in self._depths_between(depth, depth + len(tokens) // size):
+            start = (place - depth) * size
+            page = root, tokens[start : start + size].tobytes()
             lacking = self._lacking[place].get(page)
             if lacking is not None:
                 self._outdated.append(lacking)
