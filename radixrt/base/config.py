@@ -8,13 +8,13 @@ from typing import Literal
 
 from radixrt.base.errors import ConfigError
 from radixrt.base.settings.adapters import named_adapters
+from radixrt.base.settings.replicas import ReplicaSettings
 from radixrt.base.settings.scheduling import SchedulerSettings
 from radixrt.base.settings.setting import (
     METRICS_PEER,
     ORIGIN,
     REASONING_ALIASES,
     SECTIONS,
-    TCP_ADDRESS,
     TOOL_CALL_ALIASES,
     ZMQ_ADDRESS,
     AttentionBackendName,
@@ -33,17 +33,16 @@ MIN_ADAPTER_PLACES = 8
 """Adapters that may be loaded where some are given and no number is."""
 
 MIN_STEP_TIMEOUT_S = 2.0
-MAX_REPLICAS = 64
 
 MIN_RUNNING_REQUESTS, MAX_RUNNING_REQUESTS = 256, 1024
 """Bounds of ``max_running_requests`` if it is not given; the lower one is its value on a CPU."""
 
-(_model, _models, _http, _device, _replicas, _memory, _cache,
+(_model, _models, _http, _device, _, _memory, _,
  _scheduling, _kv_events, _structured, _debug) = map(section, SECTIONS)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(SchedulerSettings):
+class ServerConfig(SchedulerSettings, ReplicaSettings):
     """Settings of one engine and its server. Field ``max_total_tokens`` is flag
     ``--max-total-tokens``."""
 
@@ -246,33 +245,6 @@ class ServerConfig(SchedulerSettings):
         "--max-running-requests, at most 1,024.",
         within=(1, 4096),
     )
-    dp: int = _replicas(
-        1,
-        "Replicas of the engine behind one router (docs/routing.md). --kernel-threads and "
-        "--max-total-tokens are of each. 0: all are on other machines (--replica-listen).",
-        within=(0, MAX_REPLICAS),
-    )
-    replica_listen: str | None = _replicas(
-        None,
-        "ZeroMQ address at which engines on other machines join, such as tcp://0.0.0.0:30100; "
-        "needs --join-token-file.",
-        metavar="ADDRESS",
-        form=TCP_ADDRESS,
-    )
-    join: str | None = _replicas(
-        None,
-        "Join the server whose --replica-listen is at this address, such as tcp://10.0.0.1:30100; "
-        "--host and --port then serve /health and /ready only.",
-        metavar="ADDRESS",
-        form=TCP_ADDRESS,
-    )
-    join_token_file: str | None = _replicas(
-        None,
-        "File with the secret of the links between machines, of at least 32 random characters; "
-        "make it with: openssl rand -hex 32.",
-        metavar="FILE",
-    )
-
     mem_fraction_static: float = _memory(
         0.85,
         "Share of the GPU's memory for weights, the largest step and the KV pool; on a CPU, share "
@@ -422,12 +394,7 @@ class ServerConfig(SchedulerSettings):
                 f"--ep {self.ep} must divide --tp {self.tp}: the ranks of --tp hold the experts. Set --tp to a "
                 f"multiple of {self.ep}, or leave --ep out."
             )
-        if self.join is not None and self.replica_listen is not None:
-            yield "--join and --replica-listen are for different machines: leave one out."
-        if self.is_linked != (self.join_token_file is not None):
-            yield "--join-token-file goes with --join or --replica-listen, which need it."
-        if self.dp == 0 and self.replica_listen is None:
-            yield "--dp 0 starts no engine, so others must join: set --replica-listen."
+        yield from self.replica_problems()
         if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
             yield "--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS."
         if self.kv_events_format == "vllm" and not self.kv_events_tokens:
@@ -462,22 +429,6 @@ class ServerConfig(SchedulerSettings):
     def expert_groups(self) -> int:
         """Groups of ranks over which experts are spread."""
         return self.ep or self.tp
-
-    @property
-    def is_linked(self) -> bool:
-        """Whether there are links to engines or an ingress on other machines."""
-        return self.join is not None or self.replica_listen is not None
-
-    @property
-    def is_routed(self) -> bool:
-        """Whether the engine has several replicas, or may have, so that a router needs to know
-        their load and their caches."""
-        return self.dp != 1 or self.is_linked
-
-    @property
-    def max_replicas(self) -> int:
-        """Replicas, with those that may join."""
-        return self.dp if self.replica_listen is None else MAX_REPLICAS
 
     @property
     def model_name(self) -> str:

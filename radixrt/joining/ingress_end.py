@@ -17,10 +17,10 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from radixrt import __version__
 from radixrt.base.channels import Channels
-from radixrt.base.config import MAX_REPLICAS
 from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import Decoder, encode
 from radixrt.base.liveness.link import EnginesJoined, SupervisorLink
+from radixrt.base.settings.replicas import MAX_REPLICAS
 from radixrt.joining.sockets import ZAP_DOMAIN, JoinKeys, ingress_socket
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToTokenizerFromScheduler

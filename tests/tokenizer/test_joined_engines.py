@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 import zmq
 
 from radixrt.base.channels import Channels
-from radixrt.base.config import MAX_REPLICAS, ServerConfig
+from radixrt.base.config import ServerConfig
 from radixrt.base.liveness.link import (
     EnginesJoined,
     ServerStatus,
     SupervisorLink,
     ToSupervisor,
 )
+from radixrt.base.settings.replicas import MAX_REPLICAS
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.calls import CacheTreeCall, FlushCacheCall, PinCall, StatsCall
