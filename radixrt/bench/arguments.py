@@ -54,16 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"), help="send nothing; compare two earlier runs")  # fmt: skip
 
 
-def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of ``radixrt bench structured``."""
-    parser.add_argument("--schemas", required=True, metavar="FILE", help="jsonl, gzipped or not: {id, source, schema, tests: [{data, valid}]} a line")  # fmt: skip
-    parser.add_argument("--sample", type=positive, metavar="N", help="number of schemas, drawn at random (default: all)")  # fmt: skip
-    parser.add_argument("--seed", type=not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--backends", nargs="+", choices=("router", "any-order", "llguidance"), default=["router", "llguidance"], help="the router, the router with properties in any order, and llguidance alone (default: router and llguidance)")  # fmt: skip
-    parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
-    _add_json(parser, "summary and every schema")
-
-
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench cache``."""
     parser.add_argument("trace", nargs="+", metavar="TRACE", help="recorded requests: JSON lines with hash_ids or runs, gzipped or not")  # fmt: skip

@@ -172,7 +172,6 @@ _CACHE_ACTIONS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
 
 _BENCHMARKS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
     "serve": ("load a server and measure its latencies", (bench_flags.add_arguments,), _runs("bench.serve", extra="bench")),
-    "structured": ("hold schemas' instances against the router and each grammar library", (bench_flags.add_structured_arguments,), _runs("bench.structured", extra="bench")),
     "cache": ("replay recorded traffic through the scheduler and compare cache policies", (bench_flags.add_cache_arguments,), _runs("bench.cache.benchmark", extra="bench")),
 }  # fmt: skip
 """Help text, flags and function of each benchmark."""

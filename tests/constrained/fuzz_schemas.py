@@ -21,8 +21,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 
+from bench.structured import Held, Refused, router
 from radixrt.base.config import DEMO_MODEL
-from radixrt.bench.structured import Held, Refused, router
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.json_schema.checks import checkable
 from radixrt.constrained.json_schema.validation import SchemaValidator

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from radixrt.bench.structured import values_at
+from bench.structured import values_at
 from radixrt.constrained.backends.llguidance import schema_error
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema import enforced, enforcement, position

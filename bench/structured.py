@@ -1,4 +1,4 @@
-"""``radixrt bench structured``: measures accepted schemas, accepted instances and the cost of
+"""``python -m bench.structured``: measures accepted schemas, accepted instances and the cost of
 grammars.
 
 Each schema of a file goes through the engines: the router, and llguidance alone. Its instances are
@@ -11,6 +11,7 @@ import gc
 import gzip
 import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from rich.table import Table
 
 from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
+from radixrt.bench.arguments import not_negative, positive
 from radixrt.bench.report import console_beside, write_json
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.bitmask import bitmask_words
@@ -165,11 +167,9 @@ def alone(schema: str, facts: TokenizerFacts) -> Held:
 ENGINES: dict[str, Engine] = {"router": router, "any-order": any_order, "llguidance": alone}
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; see :func:`radixrt.bench.arguments.add_structured_arguments`.
-
-    The exit status is 1 if the router accepted an invalid instance.
-    """
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print. The exit status is 1 if the router accepted an invalid instance."""
+    arguments = parsed(argv)
     console = console_beside(arguments.json)
     facts = TokenizerFacts.from_folder(
         resolve_model_path(arguments.tokenizer or DEMO_MODEL, "--tokenizer")
@@ -189,6 +189,17 @@ def run(arguments: argparse.Namespace) -> int:
     content = {"summary": summary, "schemas": [_row(record) for record in records]}
     write_json(arguments.json, content)
     return int(any(r.invalid_accepted for r in records if r.engine == "router"))
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.structured", description="Hold schemas' instances against the router and each grammar library.")  # fmt: skip
+    parser.add_argument("--schemas", required=True, metavar="FILE", help="jsonl, gzipped or not: {id, source, schema, tests: [{data, valid}]} a line")  # fmt: skip
+    parser.add_argument("--sample", type=positive, metavar="N", help="number of schemas, drawn at random (default: all)")  # fmt: skip
+    parser.add_argument("--seed", type=not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--backends", nargs="+", choices=ENGINES, default=["router", "llguidance"], help="the router, the router with properties in any order, and llguidance alone (default: router and llguidance)")  # fmt: skip
+    parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write the summary and every schema to a file; - is standard output")  # fmt: skip
+    return parser.parse_args(argv)
 
 
 def _warm_up(backends: list[str], facts: TokenizerFacts) -> None:
@@ -383,3 +394,7 @@ def _rows(engines: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
         ("mask µs, p50/p99/max", times("mask_us")),
         ("backends", [", ".join(f"{b} {n}" for b, n in e["backends"].items()) for e in engines]),
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
