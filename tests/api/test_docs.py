@@ -1,6 +1,7 @@
 """docs/api.md knows every endpoint and every field."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,27 +36,35 @@ def test_every_refused_field_is_in_the_docs() -> None:
     assert set(UNSUPPORTED) <= set(re.findall(r"`([a-z_]+)`", DOCS))
 
 
-def test_every_endpoint_and_metric_is_in_the_docs(server: RunningServer) -> None:
-    with server.http as http:
-        for path in http.get("/").json()["endpoints"]:
-            assert path in DOCS
-        metrics = http.get("/metrics").text
-    for name in re.findall(r"^# HELP (radixrt_\w+)", metrics, re.M):
+@dataclass
+class Offered:
+    """What the server has."""
+
+    endpoints: list[str]
+    metrics: set[str]
+
+
+@pytest.fixture(scope="module")
+def offered(shared_server: RunningServer) -> Offered:
+    with shared_server.http as http:
+        metrics = re.findall(r"^# HELP (radixrt_\w+)", http.get("/metrics").text, re.M)
+        return Offered(http.get("/").json()["endpoints"], set(metrics))
+
+
+def test_every_endpoint_and_metric_is_in_the_docs(offered: Offered) -> None:
+    for path in offered.endpoints:
+        assert path in DOCS
+    for name in offered.metrics:
         assert name in DOCS or name.replace("radixrt_kv_pages", "") in DOCS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_endpoint_and_metric_that_a_page_names_is_there(
-    server: RunningServer, page: Path
-) -> None:
-    with server.http as http:
-        endpoints = http.get("/").json()["endpoints"]
-        metrics = set(re.findall(r"^# HELP (radixrt_\w+)", http.get("/metrics").text, re.M))
+def test_every_endpoint_and_metric_that_a_page_names_is_there(offered: Offered, page: Path) -> None:
     told = re.compile(
         r"(?:GET |POST |127\.0\.0\.1:30000)?(/(?:v1/)?[a-z_]+(?:/[a-z_]+|/\{model\})*)(\?\S*)?"
     )
     named = {match[1] for span in spans(page) if (match := told.fullmatch(span))}
-    assert not named - set(endpoints) - {"/v1", "/openapi.json", "/proc"}
+    assert not named - set(offered.endpoints) - {"/v1", "/openapi.json", "/proc"}
     words = re.findall(r"\bradixrt_(?!kernels\b)\w+", code_of(page))
-    known = {*metrics, *(f"{name}_total" for name in metrics)}
+    known = {*offered.metrics, *(f"{name}_total" for name in offered.metrics)}
     assert not set(words) - known - {"radixrt_kernels"}

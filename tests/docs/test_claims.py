@@ -58,11 +58,19 @@ def looks_like_a_path(span: str) -> bool:
 def test_files_and_folders_that_are_named_exist(page: Path) -> None:
     """As a path from the root, or as the end of one, as in ``scheduler/radix/node.py``; of a module
     also without ``.py``."""
-    paths = [f"/{path}" for path in repository()]
     for span in spans(page):
         if looks_like_a_path(span) and span not in NOT_THERE:
-            ends = (f"/{span.rstrip('/')}", f"/{span}.py")
-            assert any(path.endswith(ends) for path in paths), f"{page.name} names {span}"
+            assert {span.rstrip("/"), f"{span}.py"} & ends_of_paths(), f"{page.name} names {span}"
+
+
+@cache
+def ends_of_paths() -> set[str]:
+    """Each path of the repository, and what is left of it without its first folders."""
+    return {
+        "/".join(parts[begin:])
+        for parts in (path.split("/") for path in repository())
+        for begin in range(len(parts))
+    }
 
 
 @each_page
