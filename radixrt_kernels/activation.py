@@ -3,7 +3,7 @@ gates by a sigmoid, and the soft cap of logits."""
 
 import torch
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 
 if native is not None:
     _gated_activation = native.gated_activation
@@ -40,7 +40,7 @@ def gated_activation(
     if out is None:
         tokens, columns = gate_up.shape
         out = gate_up.new_empty((tokens, columns // 2))
-    tape.call(_gated_activation, gate_up, out, _ACTIVATIONS[name])
+    trace.call(_gated_activation, gate_up, out, _ACTIVATIONS[name])
     return out
 
 
@@ -65,7 +65,7 @@ def sigmoid_gate(gate: torch.Tensor, values: torch.Tensor | None = None) -> torc
         tensor([[[1.5000, 2.0000]]])
     """
     out = torch.empty((gate if values is None else values).shape, dtype=gate.dtype)
-    tape.call(_sigmoid_gate, values, gate, out)
+    trace.call(_sigmoid_gate, values, gate, out)
     return out
 
 
@@ -85,5 +85,5 @@ def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
         >>> soft_cap_(torch.tensor([[-100.0, 0.0, 1.0]]), 2.0)
         tensor([[-2.0000,  0.0000,  0.9242]])
     """
-    tape.call(_soft_cap, logits, cap)
+    trace.call(_soft_cap, logits, cap)
     return logits

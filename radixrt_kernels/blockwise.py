@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 from radixrt_kernels.linear import PANEL
 from radixrt_kernels.memory import Slabs, advise_huge_pages
 
@@ -89,7 +89,7 @@ def linear(
     if output is None:
         shape = hidden.shape[0], sum(m.rows for m in matrices)
         output = hidden.new_empty(shape, dtype=output_dtype)
-    tape.call(_linear, hidden, tuple((m.packed, m.kind, m.rows) for m in matrices), bias, output)
+    trace.call(_linear, hidden, tuple((m.packed, m.kind, m.rows) for m in matrices), bias, output)
     return output
 
 
@@ -137,12 +137,12 @@ def grouped_linear(
     if output is None:
         output = hidden.new_empty((len(hidden) if tokens is None else len(tokens), s.rows))
     multiply = native.grouped_blockwise_linear
-    tape.call(multiply, hidden, tokens, starts, s.packed, s.kind, s.rows, output, bias)
+    trace.call(multiply, hidden, tokens, starts, s.packed, s.kind, s.rows, output, bias)
     return output
 
 
 def look_up(matrix: PackedBlocks, wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Decode the rows ``wanted`` ([n] int64) of a matrix. Returns [n, columns] of ``dtype``."""
     output = torch.empty((wanted.shape[0], matrix.columns), dtype=dtype)
-    tape.call(_look_up, matrix.packed, matrix.kind, matrix.rows, wanted, output)
+    trace.call(_look_up, matrix.packed, matrix.kind, matrix.rows, wanted, output)
     return output

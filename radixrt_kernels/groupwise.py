@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 from radixrt_kernels.linear import PANEL
 from radixrt_kernels.memory import advise_huge_pages
 
@@ -114,7 +114,7 @@ def linear(
     """
     output = hidden.new_empty((hidden.shape[0], matrix.rows), dtype=output_dtype)
     m = matrix
-    tape.call(
+    trace.call(
         _linear, hidden, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, bias, output
     )
     return output
@@ -145,7 +145,7 @@ def grouped_linear(
     s = stack
     if output is None:
         output = hidden.new_empty((len(hidden) if tokens is None else len(tokens), s.rows))
-    tape.call(
+    trace.call(
         _grouped_linear,
         hidden, tokens, starts, s.codes, s.scales, s.zeros, s.rows, s.bits, s.group_size, output, bias,
     )  # fmt: skip
@@ -156,5 +156,5 @@ def look_up(matrix: PackedCodes, wanted: torch.Tensor, dtype: torch.dtype) -> to
     """Decode the rows ``wanted`` ([n] int64) of a matrix. Returns [n, columns] of ``dtype``."""
     output = torch.empty((wanted.shape[0], matrix.columns), dtype=dtype)
     m = matrix
-    tape.call(_look_up, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, wanted, output)
+    trace.call(_look_up, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, wanted, output)
     return output

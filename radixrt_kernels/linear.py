@@ -9,7 +9,7 @@ them. All instruction sets use this form.
 import torch
 import torch.nn.functional as F
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 from radixrt_kernels.memory import advise_huge_pages
 
 PANEL = 16
@@ -90,7 +90,7 @@ def linear(
     """
     if output is None:
         output = hidden.new_empty((hidden.shape[0], rows), dtype=output_dtype)
-    tape.call(_linear, hidden, weights, rows, bias, output)
+    trace.call(_linear, hidden, weights, rows, bias, output)
     return output
 
 
@@ -120,7 +120,7 @@ def grouped_linear(
     """
     if output is None:
         output = hidden.new_empty((len(hidden) if tokens is None else len(tokens), rows))
-    tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output, bias)
+    trace.call(_grouped_linear, hidden, tokens, starts, weights, rows, output, bias)
     return output
 
 
@@ -146,12 +146,12 @@ def linear_by_head(
     """
     if output is None:
         output = hidden.new_empty((*hidden.shape[:2], rows))
-    tape.call(_linear_by_head, hidden, weights, rows, output)
+    trace.call(_linear_by_head, hidden, weights, rows, output)
     return output
 
 
 def look_up(weights: torch.Tensor, rows: int, columns: int, wanted: torch.Tensor) -> torch.Tensor:
     """Return the rows ``wanted`` ([n] int64) of a packed [rows, columns] matrix: [n, columns]."""
     output = weights.new_empty((wanted.shape[0], columns))
-    tape.call(_look_up, weights, rows, wanted, output)
+    trace.call(_look_up, weights, rows, wanted, output)
     return output

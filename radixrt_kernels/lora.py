@@ -9,7 +9,7 @@ after the sum, so the bits of a token do not depend on the batch.
 
 import torch
 
-from radixrt_kernels import linear, mixture, native, tape
+from radixrt_kernels import linear, mixture, native, trace
 
 PANEL = linear.PANEL
 
@@ -82,4 +82,4 @@ def add_lora_(
         rows = places.flatten()[rows]
         if len(hidden) < len(rows):  # pairs of other ranks have no row
             rows = rows.clamp(max=len(hidden) - 1)
-    tape.call(_add_lora, hidden, rows, groups.starts, down, up, rank, ranks, widths, output)
+    trace.call(_add_lora, hidden, rows, groups.starts, down, up, rank, ranks, widths, output)

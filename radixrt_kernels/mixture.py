@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 
 if native is not None:
     _choose_experts, _group_by_expert = native.choose_experts, native.group_by_expert
@@ -34,7 +34,7 @@ def choose_experts(
     shape = (logits.shape[0], top_k)
     weights = logits.new_empty(shape, dtype=torch.float32)
     experts = logits.new_empty(shape, dtype=torch.int64)
-    tape.call(_choose_experts, logits, normalize, weights, experts)
+    trace.call(_choose_experts, logits, normalize, weights, experts)
     return weights, experts
 
 
@@ -62,14 +62,14 @@ def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
     starts = experts.new_empty(num_experts + 1, dtype=torch.int32)
     tokens = experts.new_empty(experts.numel(), dtype=torch.int32)
     places = experts.new_empty(experts.shape, dtype=torch.int32)
-    tape.call(_group_by_expert, experts, starts, tokens, places)
+    trace.call(_group_by_expert, experts, starts, tokens, places)
     return Groups(starts, tokens, places)
 
 
 def count_by_expert(experts: torch.Tensor, counts: torch.Tensor) -> None:
     """Add the (token, choice) pairs of each expert, int64 [num_tokens, top_k], to ``counts``, int64
     [num_experts]."""
-    tape.call(_count_by_expert, experts, counts)
+    trace.call(_count_by_expert, experts, counts)
 
 
 def _count_by_expert(experts: torch.Tensor, counts: torch.Tensor) -> None:
@@ -88,5 +88,5 @@ def weighted_sum(values: torch.Tensor, places: torch.Tensor, weights: torch.Tens
         [num_tokens, size] of the dtype of ``values``
     """
     output = values.new_empty((places.shape[0], values.shape[1]))
-    tape.call(_weighted_sum, values, places, weights, output)
+    trace.call(_weighted_sum, values, places, weights, output)
     return output

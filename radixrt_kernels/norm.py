@@ -2,7 +2,7 @@
 
 import torch
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 
 if native is not None:
     _rms_norm = native.rms_norm
@@ -33,7 +33,7 @@ def rms_norm(
         tensor([[0.8485, 1.1314]])
     """
     output = torch.empty(hidden.shape, dtype=hidden.dtype)
-    tape.call(_rms_norm, hidden, None, weight, output, eps, unit_offset)
+    trace.call(_rms_norm, hidden, None, weight, output, eps, unit_offset)
     return output
 
 
@@ -46,4 +46,4 @@ def add_rms_norm_(
 ) -> None:
     """Set ``residual`` to ``residual + hidden`` and ``hidden`` to its norm, both in place. See
     :func:`rms_norm`."""
-    tape.call(_rms_norm, hidden, residual, weight, hidden, eps, unit_offset)
+    trace.call(_rms_norm, hidden, residual, weight, hidden, eps, unit_offset)

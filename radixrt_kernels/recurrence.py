@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 
 if native is not None:
     _short_convolution = native.short_convolution
@@ -162,5 +162,5 @@ def gated_norm(
         tensor([[[0.0000, 1.1314]]])
     """
     outputs = torch.empty(rows.shape, dtype=rows.dtype)
-    tape.call(_gated_norm, rows, gate, weight, outputs, eps, gate_first)
+    trace.call(_gated_norm, rows, gate, weight, outputs, eps, gate_first)
     return outputs

@@ -2,7 +2,7 @@
 
 import torch
 
-from radixrt_kernels import native, tape
+from radixrt_kernels import native, trace
 
 if native is not None:
     _rotate = native.rotate
@@ -36,4 +36,4 @@ def rotate_(
         >>> query.tolist()
         [[[1.0, 2.0]], [[-2.0, 1.0]]]
     """
-    tape.call(_rotate, positions, query, key, cos_sin, interleaved)
+    trace.call(_rotate, positions, query, key, cos_sin, interleaved)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixrt_kernels import tape
+from radixrt_kernels import trace
 
 
 class AuxiliaryStates:
@@ -31,7 +31,7 @@ class AuxiliaryStates:
         """Copy the input [num_tokens, width] of a layer, if it is wanted."""
         for place, wanted in enumerate(self._layers):
             if wanted == layer:
-                tape.call(self._copy, residual, place * self._width)
+                trace.call(self._copy, residual, place * self._width)
 
     def _copy(self, residual: Tensor, column: int) -> None:
         count = len(residual)

@@ -8,7 +8,7 @@ from radixrt.attention.backend import AttentionBackend, AttentionInputs, Attenti
 from radixrt.attention.image_spans import ImageSpans
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.errors import ConfigError
-from radixrt_kernels import available, missing_because, tape
+from radixrt_kernels import available, missing_because, trace
 from radixrt_kernels.attention import AttentionPlan
 
 CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
@@ -70,7 +70,7 @@ class CpuBackend(AttentionBackend):
         spec, output = step.spec, step.new_output()
         key_cache, *value_caches = step.kv_cache
         value, value_cache = (step.value, *value_caches) if value_caches else (None, None)
-        tape.call(
+        trace.call(
             self._attend_by_plan,
             step.query,
             step.key,

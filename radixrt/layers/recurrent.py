@@ -17,7 +17,7 @@ from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot, parameter
-from radixrt_kernels import tape
+from radixrt_kernels import trace
 
 
 def ranks_of(tp: TensorParallel, *counts: int) -> TensorParallel:
@@ -69,7 +69,7 @@ class RecurrentBlock(KernelLayer, ABC):
         """Call a kernel with ``arguments``, a tensor of the layer's states by its index, and the
         step."""
         assert context.states is not None, "a model with recurrent layers needs their states"
-        tape.call(self._advance_by_step, kernel, tensor, context.states, *arguments)
+        trace.call(self._advance_by_step, kernel, tensor, context.states, *arguments)
 
     def _advance_by_step(
         self, kernel: Callable[..., None], tensor: int, states: StateTables, *arguments: Any

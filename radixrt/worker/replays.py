@@ -27,7 +27,8 @@ from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import StepInputs
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.ragged import RaggedStep
-from radixrt_kernels.tape import NotRecordable, Tape, Tapes
+from radixrt_kernels.tape import Tape, Tapes
+from radixrt_kernels.trace import NotRecordable
 
 LARGEST = 1024
 """Largest batch size that is captured by default."""
@@ -143,7 +144,7 @@ class StepTapes:
 
     Steps with rows of LoRA adapters have tapes of their own, so that the others stay as they are.
 
-    The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
+    The backend of ``context`` must call its kernels by ``radixrt_kernels.trace``.
     """
 
     def __init__(

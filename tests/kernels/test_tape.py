@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from radixrt_kernels import tape
+from radixrt_kernels import tape, trace
 
 Compute = Callable[[torch.Tensor], torch.Tensor]
 
@@ -18,7 +18,7 @@ def kernel_that_doubles(source: torch.Tensor, target: torch.Tensor) -> None:
 
 def by_kernel(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape)
-    tape.call(kernel_that_doubles, x, out)
+    trace.call(kernel_that_doubles, x, out)
     return out
 
 
@@ -98,7 +98,7 @@ def test_no_kernel_runs_in_a_trace() -> None:
 
     def compute(x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(x.shape)
-        tape.call(noting, x, out)
+        trace.call(noting, x, out)
         return out
 
     with torch.inference_mode():
@@ -118,7 +118,7 @@ def test_no_kernel_runs_in_a_trace() -> None:
     ],
 )
 def test_what_looks_at_values_cannot_be_recorded(compute: Compute) -> None:
-    with pytest.raises(tape.NotRecordable, match="depends on values"), torch.inference_mode():
+    with pytest.raises(trace.NotRecordable, match="depends on values"), torch.inference_mode():
         tape.Tapes(compute, torch.randn(3, 8))
     assert torch.equal(by_kernel(torch.ones(2)), torch.full((2,), 2.0))  # nothing traces any more
 
@@ -134,7 +134,7 @@ def test_what_looks_at_values_cannot_be_recorded(compute: Compute) -> None:
 )
 def test_what_is_not_proportional_to_the_rows_cannot_be_recorded(compute: Compute) -> None:
     """A half of them, whole blocks, another way for many, other factors."""
-    with pytest.raises(tape.NotRecordable, match="rows"), torch.inference_mode():
+    with pytest.raises(trace.NotRecordable, match="rows"), torch.inference_mode():
         tape.Tapes(compute, torch.randn(3, 8))
 
 
@@ -159,10 +159,10 @@ def test_a_replay_is_compared_once_and_nan_equals_itself() -> None:
         return x.log()
 
     taped = tape.Tapes(counted, torch.ones(1, 4), checks=True).of(5)
-    assert calls == list(tape.TRACED_ROWS)
+    assert calls == list(trace.TRACED_ROWS)
     for _ in range(3):
         taped.replay(-torch.ones(5, 4))
-    assert calls == [*tape.TRACED_ROWS, 5]
+    assert calls == [*trace.TRACED_ROWS, 5]
 
 
 def test_kernels_of_another_thread_are_not_recorded() -> None:
@@ -175,5 +175,5 @@ def test_kernels_of_another_thread_are_not_recorded() -> None:
         return by_kernel(x)
 
     tapes = tape.Tapes(beside, torch.zeros(1, 4))
-    assert [one.tolist() for one in ran] == [[2.0, 2.0]] * len(tape.TRACED_ROWS)
+    assert [one.tolist() for one in ran] == [[2.0, 2.0]] * len(trace.TRACED_ROWS)
     assert len(tapes.of(2).calls) == 1

@@ -44,7 +44,7 @@ class LayerKernels:
     reference of the subclasses."""
 
     is_taped = True
-    """``radixrt_kernels.tape`` can record every call, so that a step can be replayed without its
+    """``radixrt_kernels.trace`` can record every call, so that a step can be replayed without its
     layers."""
 
     multiplies_quantized_experts = True

@@ -26,7 +26,8 @@ from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.models.draft_head import DraftHead
 from radixrt.worker.batch import PersistentBatch
-from radixrt_kernels.tape import NotRecordable, Tape, Tapes
+from radixrt_kernels.tape import Tape, Tapes
+from radixrt_kernels.trace import NotRecordable
 
 log = logging.getLogger(__name__)
 
