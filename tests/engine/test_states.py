@@ -17,7 +17,7 @@ import torch
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.steps import KeepState
-from radixrt.scheduler.radix import kv_cache
+from radixrt.scheduler.radix import state_orders
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint
@@ -145,7 +145,7 @@ def test_a_state_that_is_one_token_off_is_seen(
 ) -> None:
     warm, cold = engines
     monkeypatch.setattr(
-        kv_cache, "KeepState", lambda slot, position, state: KeepState(slot, position - 1, state)
+        state_orders, "KeepState", lambda slot, position, state: KeepState(slot, position - 1, state)
     )
     prompt = prompts(50, seed=8)[0]
     expected = ask(cold, prompt)
