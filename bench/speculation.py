@@ -2,13 +2,16 @@
 
 One server answers every workload with and without drafts by turns (``"speculation": false`` in the
 request), so that the machine's moods fall on both. Of each answer the whole request is timed, and
-decoding alone, from its first token on. Each answer is compared with the one without
-drafts: they are the same. A model whose weights are made up copies nothing, so the workloads with
+decoding alone, from its first token on; the CPU time of all processes is that of the pairs' tokens,
+with its 95 % interval. Each answer is compared with the one without drafts: they are the same.
+``--against text head`` asks a server of each kind of drafts instead, by turns, and compares all
+drafters together with the better of them. A model whose weights are made up copies nothing, so the workloads with
 text are asked of the built-in model, or of one of ``bench.padded_demo`` that computes as much as
 0.4 billion parameters.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import random
@@ -22,8 +25,8 @@ from typing import Any
 
 import httpx
 
-from bench.local_server import check_computed, local_server
-from bench.markdown import markdown, median_and_range
+from bench.local_server import CpuClock, check_computed, local_server
+from bench.markdown import markdown, mean_and_interval, median_and_range
 from bench.padded_demo import make_padded_demo
 from examples.train_demo_model import world
 
@@ -48,6 +51,8 @@ class Seen:
     """One round of a workload."""
 
     seconds: float
+    cpu_s: float
+    """CPU time of all processes of the server."""
     tokens: int
     accepted: int
     decode_rates: list[float]
@@ -187,7 +192,7 @@ def _on_one_document(number: int, count: int) -> tuple[list[dict[str, Any]], lis
 
 
 def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
-    """One round. The salt is new, so that neither tree nor pool holds an earlier one."""
+    """One round. With a new salt, neither tree nor pool holds an earlier one."""
 
     def ask(body: dict[str, Any]) -> Answer:
         fields = body | {"cache_salt": salt, "speculation": speculation}
@@ -199,10 +204,10 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
     ):
         for body in work.asked_before:
             ask(body)
-        before = _stats(client)
-        begin = time.perf_counter()
+        before, clock = _stats(client), CpuClock([url])
+        begin, cpu_begin = time.perf_counter(), clock.seconds()
         answers = list(pool.map(ask, work.bodies))
-        seconds = time.perf_counter() - begin
+        seconds, cpu_s = time.perf_counter() - begin, clock.seconds() - cpu_begin
         after = _stats(client)
     usages = [answer.usage for answer in answers]
     for usage in usages:
@@ -210,6 +215,7 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
     details = [usage["completion_tokens_details"] for usage in usages]
     return Seen(
         seconds,
+        cpu_s,
         sum(usage["completion_tokens"] for usage in usages),
         sum(one["accepted_prediction_tokens"] for one in details),
         [
@@ -259,28 +265,27 @@ def _stats(client: httpx.Client) -> dict[str, Any]:
     return stats
 
 
-def compare(url: str, work: Work, rounds: int) -> dict[str, Any]:
-    """Rounds with and without drafts by turns."""
-    on: list[Seen] = []
-    off: list[Seen] = []
-    for number in range(rounds + 1):  # the first warms up and does not count
-        salts = f"{work.name}{work.at_once}-{number}"
-        turns = [(on, True), (off, False)]
-        for seen, speculation in turns if number % 2 else turns[::-1]:
-            seen.append(measure(url, work, f"{salts}-{speculation}", speculation=speculation))
+def compare(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> dict[str, Any]:
+    """Rounds of one server with and without drafts by turns."""
+    (url,) = urls.values()
+    seen = _by_turns({"on": (url, True), "off": (url, False)}, work, rounds, cached=cached)
     same = sum(
         mine == theirs
-        for one, other in zip(on, off, strict=True)
+        for one, other in zip(seen["on"], seen["off"], strict=True)
         for mine, theirs in zip(one.texts, other.texts, strict=True)
     )
-    on, off = on[1:], off[1:]
+    on, off = seen["on"][1:], seen["off"][1:]
+    cpu = [
+        (one.cpu_s / one.tokens) / (other.cpu_s / other.tokens)
+        for one, other in zip(on, off, strict=True)
+    ]
     return {
         "workload": work.name,
         "at once": work.at_once,
         "tokens/s off": median_and_range([one.tokens_per_s for one in off]),
         "tokens/s on": median_and_range([one.tokens_per_s for one in on]),
-        "on ÷ off": statistics.median(one.tokens_per_s for one in on)
-        / statistics.median(one.tokens_per_s for one in off),
+        "on ÷ off": _median_rate(on) / _median_rate(off),
+        "CPU on ÷ off": mean_and_interval(cpu),
         "decode off": median_and_range([one.decode_tokens_per_s for one in off]),
         "decode on": median_and_range([one.decode_tokens_per_s for one in on]),
         "decode on ÷ off": statistics.median(one.decode_tokens_per_s for one in on)
@@ -293,6 +298,43 @@ def compare(url: str, work: Work, rounds: int) -> dict[str, Any]:
     }
 
 
+def compare_kinds(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> dict[str, Any]:
+    """Rounds of servers by turns; the first one's drafters are those of all others."""
+    sides = {kind: (url, True) for kind, url in urls.items()}
+    seen = _by_turns(sides, work, rounds, cached=cached)
+    seen = {kind: rounds[1:] for kind, rounds in seen.items()}
+    together, *others = (_median_rate(rounds) for rounds in seen.values())
+    return {
+        "workload": work.name,
+        "at once": work.at_once,
+        **{
+            f"tokens/s {kind}": median_and_range([one.tokens_per_s for one in rounds])
+            for kind, rounds in seen.items()
+        },
+        "together ÷ better": together / max(others),
+        **{f"accepted, {kind}": rounds[-1].accepted_by_drafter for kind, rounds in seen.items()},
+    }
+
+
+def _by_turns(
+    sides: dict[str, tuple[str, bool]], work: Work, rounds: int, *, cached: bool
+) -> dict[str, list[Seen]]:
+    """Rounds of a server, with drafts or without, by the side's name; one more than ``rounds``: the
+    first warms up and does not count, and fills the cache if ``cached``."""
+    seen: dict[str, list[Seen]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        turn = number % len(sides)
+        for name in [*list(sides)[turn:], *list(sides)[:turn]]:
+            url, speculation = sides[name]
+            salt = f"{work.name}{work.at_once}-{name}" + f"-{number}" * (not cached)
+            seen[name].append(measure(url, work, salt, speculation=speculation))
+    return seen
+
+
+def _median_rate(rounds: list[Seen]) -> float:
+    return statistics.median(one.tokens_per_s for one in rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", default="demo", help="a checkpoint with the built-in model's tokenizer")  # fmt: skip
@@ -302,16 +344,23 @@ def main() -> None:
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--padded", default="", metavar="FOLDER", help="folder of the padded model, which is made if it is not there")  # fmt: skip
     parser.add_argument("--speculation", default="auto", choices=("auto", "text", "head"), help="what tokens are drafted from")  # fmt: skip
+    parser.add_argument("--at-once", type=int, help="only workloads of so many requests in flight")
+    parser.add_argument("--against", nargs="+", default=[], choices=("text", "head"), help="kinds of drafts whose better one is compared with --speculation")  # fmt: skip
+    parser.add_argument("--cached", action="store_true", help="prompts are computed in the round that does not count, so others decode only; text drafts would know the answers")  # fmt: skip
     arguments = parser.parse_args()
     if arguments.padded:
         arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
+    measured = compare_kinds if arguments.against else compare
     rows = []
-    flags: tuple[str, ...] = ("--log-level", "warning", "--max-queue-seconds", "0")
-    flags += ("--speculation", arguments.speculation)
-    with local_server(arguments.model_path, *flags) as url:
+    flags = ("--log-level", "warning", "--max-queue-seconds", "0", "--speculation")
+    with contextlib.ExitStack() as servers:
+        urls = {
+            kind: servers.enter_context(local_server(arguments.model_path, *flags, kind))
+            for kind in (arguments.speculation, *arguments.against)
+        }
         for work in workloads(arguments.quick):
-            if arguments.only in work.name:
-                rows.append(compare(url, work, arguments.rounds))
+            if arguments.only in work.name and arguments.at_once in (None, work.at_once):
+                rows.append(measured(urls, work, arguments.rounds, cached=arguments.cached))
                 print("\n".join(markdown(rows[-1:])[2 * (len(rows) > 1) :]), flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
