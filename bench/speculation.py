@@ -5,7 +5,7 @@ request), so that the machine's moods fall on both. Of each answer the whole req
 decoding alone, from its first token on; the CPU time of all processes is that of the pairs' tokens,
 with its 95 % interval. Each answer is compared with the one without drafts: they are the same.
 ``--against text head`` asks a server of each kind of drafts instead, by turns, and compares all
-drafters together with the better of them. A model whose weights are made up copies nothing, so the workloads with
+drafters together with the better of them; a server ``off`` does not even keep a head up. A model whose weights are made up copies nothing, so the workloads with
 text are asked of the built-in model, or of one of ``bench.padded_demo`` that computes as much as
 0.4 billion parameters.
 """
@@ -275,17 +275,14 @@ def compare(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> d
         for mine, theirs in zip(one.texts, other.texts, strict=True)
     )
     on, off = seen["on"][1:], seen["off"][1:]
-    cpu = [
-        (one.cpu_s / one.tokens) / (other.cpu_s / other.tokens)
-        for one, other in zip(on, off, strict=True)
-    ]
     return {
         "workload": work.name,
         "at once": work.at_once,
         "tokens/s off": median_and_range([one.tokens_per_s for one in off]),
         "tokens/s on": median_and_range([one.tokens_per_s for one in on]),
-        "on ÷ off": _median_rate(on) / _median_rate(off),
-        "CPU on ÷ off": mean_and_interval(cpu),
+        "on ÷ off": statistics.median(one.tokens_per_s for one in on)
+        / statistics.median(one.tokens_per_s for one in off),
+        "CPU on ÷ off": _cpu_ratio(on, off),
         "decode off": median_and_range([one.decode_tokens_per_s for one in off]),
         "decode on": median_and_range([one.decode_tokens_per_s for one in on]),
         "decode on ÷ off": statistics.median(one.decode_tokens_per_s for one in on)
@@ -299,11 +296,12 @@ def compare(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> d
 
 
 def compare_kinds(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> dict[str, Any]:
-    """Rounds of servers by turns; the first one's drafters are those of all others."""
+    """Rounds of servers by turns; the first is compared with the better of the others."""
     sides = {kind: (url, True) for kind, url in urls.items()}
     seen = _by_turns(sides, work, rounds, cached=cached)
     seen = {kind: rounds[1:] for kind, rounds in seen.items()}
-    together, *others = (_median_rate(rounds) for rounds in seen.values())
+    first, *others = seen
+    rates = {kind: statistics.median(one.tokens_per_s for one in seen[kind]) for kind in seen}
     return {
         "workload": work.name,
         "at once": work.at_once,
@@ -311,9 +309,21 @@ def compare_kinds(urls: dict[str, str], work: Work, rounds: int, *, cached: bool
             f"tokens/s {kind}": median_and_range([one.tokens_per_s for one in rounds])
             for kind, rounds in seen.items()
         },
-        "together ÷ better": together / max(others),
+        f"{first} ÷ better": rates[first] / max(rates[kind] for kind in others),
+        **{f"CPU {first} ÷ {kind}": _cpu_ratio(seen[first], seen[kind]) for kind in others},
+        **{f"a step, {kind}": rounds[-1].step for kind, rounds in seen.items()},
         **{f"accepted, {kind}": rounds[-1].accepted_by_drafter for kind, rounds in seen.items()},
     }
+
+
+def _cpu_ratio(on: list[Seen], off: list[Seen]) -> str:
+    """CPU time per token, in pairs of rounds."""
+    return mean_and_interval(
+        [
+            (one.cpu_s / one.tokens) / (other.cpu_s / other.tokens)
+            for one, other in zip(on, off, strict=True)
+        ]
+    )
 
 
 def _by_turns(
@@ -331,10 +341,6 @@ def _by_turns(
     return seen
 
 
-def _median_rate(rounds: list[Seen]) -> float:
-    return statistics.median(one.tokens_per_s for one in rounds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", default="demo", help="a checkpoint with the built-in model's tokenizer")  # fmt: skip
@@ -345,7 +351,7 @@ def main() -> None:
     parser.add_argument("--padded", default="", metavar="FOLDER", help="folder of the padded model, which is made if it is not there")  # fmt: skip
     parser.add_argument("--speculation", default="auto", choices=("auto", "text", "head"), help="what tokens are drafted from")  # fmt: skip
     parser.add_argument("--at-once", type=int, help="only workloads of so many requests in flight")
-    parser.add_argument("--against", nargs="+", default=[], choices=("text", "head"), help="kinds of drafts whose better one is compared with --speculation")  # fmt: skip
+    parser.add_argument("--against", nargs="+", default=[], choices=("text", "head", "off"), help="servers whose better one --speculation is compared with")  # fmt: skip
     parser.add_argument("--cached", action="store_true", help="prompts are computed in the round that does not count, so others decode only; text drafts would know the answers")  # fmt: skip
     arguments = parser.parse_args()
     if arguments.padded:
