@@ -1,13 +1,14 @@
 """Measures speculation: ``python -m bench.speculation [--padded FOLDER] [--rounds 3] [--quick]``.
 
-One server answers every workload with and without drafts by turns (``"speculation": false`` in the
-request), so that the machine's moods fall on both. Of each answer the whole request is timed, and
-decoding alone, from its first token on; the CPU time of all processes is that of the pairs' tokens,
-with its 95 % interval. Each answer is compared with the one without drafts: they are the same.
-``--against text head`` asks a server of each kind of drafts instead, by turns, and compares all
-drafters together with the better of them; a server ``off`` does not even keep a head up. A model whose weights are made up copies nothing, so the workloads with
-text are asked of the built-in model, or of one of ``bench.padded_demo`` that computes as much as
-0.4 billion parameters.
+One server answers every workload in interleaved rounds with and without drafts (``"speculation":
+false`` in the request), so that the machine's moods fall on both. Of each answer the whole request
+is timed, and decoding alone, from its first token on; the CPU time of all processes is that of the
+pairs' tokens, with its 95 % interval. Each answer is compared with the one without drafts: they are
+the same. ``--against text head`` asks a server of each kind of drafts instead, in interleaved
+rounds, and compares all drafters together with the better of them; a server ``off`` does not even
+keep a head up. A model whose weights are made up copies nothing, so the workloads with text are
+asked of the built-in model, or of one of ``bench.padded_demo`` that computes as much as 0.4 billion
+parameters.
 """
 
 import argparse
@@ -266,7 +267,7 @@ def _stats(client: httpx.Client) -> dict[str, Any]:
 
 
 def compare(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> dict[str, Any]:
-    """Rounds of one server with and without drafts by turns."""
+    """Interleaved rounds of one server with and without drafts."""
     (url,) = urls.values()
     seen = _by_turns({"on": (url, True), "off": (url, False)}, work, rounds, cached=cached)
     same = sum(
@@ -296,7 +297,7 @@ def compare(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> d
 
 
 def compare_kinds(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> dict[str, Any]:
-    """Rounds of servers by turns; the first is compared with the better of the others."""
+    """Interleaved rounds of servers; the first is compared with the better of the others."""
     sides = {kind: (url, True) for kind, url in urls.items()}
     seen = _by_turns(sides, work, rounds, cached=cached)
     seen = {kind: rounds[1:] for kind, rounds in seen.items()}
