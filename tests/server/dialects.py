@@ -9,7 +9,7 @@ import httpx
 
 from tests.servers import Server
 
-LENGTH = 300
+LENGTH = 160
 _PROMPT = "The cat sat on the mat and"
 _CHAT = [{"role": "user", "content": _PROMPT}]
 _SAMPLED = {"temperature": 1.0, "seed": 11, "ignore_eos": True}
