@@ -40,6 +40,8 @@ IN_FULL = "RADIXRT_DETERMINISM" in os.environ
 HUNDREDS = 300 if IN_FULL else 150
 """Of requests in a small pool."""
 ONE_TOKEN = msgspec.structs.replace(GREEDY, max_tokens=1)
+WARM = msgspec.structs.replace(GREEDY, max_tokens=64 if IN_FULL else 16)
+"""Answers behind a hit."""
 
 
 def make_prompts(seed: int = 0) -> list[list[int]]:
@@ -96,7 +98,8 @@ def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
         )
         expected = engine.generate(prompts)
         check_greedy(architecture, prompts, expected)
-        assert engine.generate(prompts) == expected, "warm"
+        warm = engine.generate(prompts, WARM)
+        assert warm == [answer[: WARM.max_tokens] for answer in expected], "warm"
         assert engine.cached == [(len(p) - 1) // page_size * page_size for p in prompts], (
             "the cache was not hit"
         )
