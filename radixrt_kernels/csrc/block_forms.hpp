@@ -15,7 +15,7 @@
 //   IQ4_XS            float16 d[16]; per 32 columns int8 s[16]                 weight = d s value(code)
 //   IQ3_*, IQ2_XXS    float16 d[16]; per 32 columns uint8 s[16], odd           weight = d s value(code)
 //   IQ2_XS, IQ2_S     float16 d[16]; per 32 columns uint8 s + 16 t[16]         weight = d (2 s + 1) value(code); t: the last 16
-// The values are in kernels/low_bit_kinds.hpp. Codes of IQ3 and IQ2 kinds are the magnitudes and signs that their indices of a grid stand for.
+// The values are in kernels/block_kinds.hpp. Codes of IQ3 and IQ2 kinds are the magnitudes and signs that their indices of a grid stand for.
 //
 // Codes, per 32 columns: lines of 64 bytes, each with four bytes for each row. Step s is columns 4 s to 4 s + 3.
 //   2 bits        2 lines: bits 2 i and 2 i + 1 of a byte are step i, in the second line step 4 + i

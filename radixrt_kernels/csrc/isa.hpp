@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-// Made by CMake: RADIXRT_FOR_EACH_ISA(X), in ascending order of speed, and RADIXRT_FOR_EACH_AVX_VNNI(X), those of them that are AVX2 with
-// one more operation.
+// Made by CMake: RADIXRT_FOR_EACH_ISA(X), in ascending order of speed, and RADIXRT_FOR_EACH_SHARED(X), with the table, the instruction set that
+// it is not compiled for, and the set below it.
 #include "isa_list.hpp"
 
 namespace radixrt {
@@ -25,30 +25,17 @@ std::vector<Isa> usable_isas();
 Isa usable_isa(const std::string& name);
 
 // The kernels of one family for one instruction set: a struct of function pointers, `Table`, of which
-// kernels/FAMILY.cpp defines `table_of<Table, Isa::RADIXRT_ISA>()` each time it is compiled.
+// kernels/FAMILY.cpp defines `table_of<Table, Isa::RADIXRT_ISA>()` each time it is compiled. A family that uses nothing of what a set adds
+// to the one below it is not compiled for it, and has the table of the one below (shared_tables.cpp).
 template <class Table, Isa isa>
 const Table& table_of();
-
-// Whether a family multiplies bytes. Only these are compiled for AVX-VNNI; the others have the same code as for AVX2.
-template <class Table>
-inline constexpr bool kMultipliesBytes = false;
-
-// The instruction set that a family is compiled for, if `isa` is in use.
-template <class Table>
-constexpr Isa compiled_for(Isa isa) {
-#define RADIXRT_AS_AVX2(name) \
-  if (isa == Isa::name && !kMultipliesBytes<Table>) return Isa::avx2;
-  RADIXRT_FOR_EACH_AVX_VNNI(RADIXRT_AS_AVX2)
-#undef RADIXRT_AS_AVX2
-  return isa;
-}
 
 // The kernels of one family, by default for the instruction set in use.
 template <class Table>
 const Table& kernels(Isa isa = isa_in_use) {
 #define RADIXRT_CASE(name) \
   case Isa::name:          \
-    return table_of<Table, compiled_for<Table>(Isa::name)>();
+    return table_of<Table, Isa::name>();
   switch (isa) { RADIXRT_FOR_EACH_ISA(RADIXRT_CASE) }
 #undef RADIXRT_CASE
   __builtin_unreachable();

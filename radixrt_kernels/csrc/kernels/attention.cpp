@@ -440,12 +440,12 @@ const AttentionKernels& table_of<AttentionKernels, Isa::RADIXRT_ISA>() {
 #if defined(__AVX512BF16__)
   using BFloat16Units = PairUnits;
 #else
-  using BFloat16Units = FloatUnits<BFloat16>;
+  using BFloat16Units = FloatUnits;
 #endif
   static constexpr AttentionKernels table{
-      kKernelsOf<float, FloatUnits<float>>,
+      kKernelsOf<float, FloatUnits>,
       kKernelsOf<BFloat16, BFloat16Units>,
-      kKernelsOf<Float16, FloatUnits<Float16>>,
+      kKernelsOf<Float16, FloatUnits>,
       scratch_bytes,
       kFewRows,
   };

@@ -6,126 +6,14 @@
 #include "kernels/blockwise.hpp"
 
 #include "isa.hpp"
+#include "kernels/block_kinds.hpp"
 #include "kernels/byte_products.hpp"
-#include "kernels/low_bit_kinds.hpp"
 
 namespace radixrt {
 namespace RADIXRT_ISA {
 namespace {
 
 constexpr int kSteps = kBlock / 4;
-
-// ------------------------------------------------------------ kinds of blocks
-//
-// A kind defines the number of scales per 32 columns (kGroups), the largest code (kLargest), the code of the weight 0 (kZero), and how
-// codes and scales are read:
-//   codes(lines, step): `lines` are those of 32 columns, `step` is from 0 to 7
-//   scale(scales, block, group, lane): the scales of rows `lane` to `lane` + kWidth - 1 of a panel for 32 columns of a record
-//   minimum(scales, block, group, lane): the same, only if kHasMinimum
-
-template <int kBits>
-struct Codes {
-  static constexpr int kLines = kBits, kLargest = (1 << kBits) - 1;
-
-  static RADIXRT_INLINE UInts codes(const uint8_t* lines, int step) {
-    if constexpr (kBits == 8) return codes_at(lines + step * kStepBytes);
-    UInts pair = codes_at(lines + step / 2 * kStepBytes), low = (step % 2 ? pair >> 4 : pair) & 0x0f0f0f0fu;
-    if constexpr (kBits == 5) {
-      UInts upper = codes_at(lines + 4 * kStepBytes);
-      return low | ((step < 4 ? upper << (4 - step) : upper >> (step - 4)) & 0x10101010u);
-    }
-    if constexpr (kBits == 6) {
-      UInts upper = codes_at(lines + (4 + step / 4) * kStepBytes);
-      int at = step % 4 * 2;
-      return low | ((at < 4 ? upper << (4 - at) : upper >> (at - 4)) & 0x30303030u);
-    }
-    return low;
-  }
-};
-
-template <int kBits, int kZero_>
-struct Small : Codes<kBits> {  // Q4_0, Q5_0, Q8_0
-  static constexpr int kGroups = 1, kZero = kZero_;
-  static constexpr bool kHasMinimum = false;
-
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
-    return halves_at(scales + block * 32 + 2 * lane);
-  }
-};
-
-template <int kBits>
-struct SmallWithMinimum : Codes<kBits> {  // Q4_1, Q5_1
-  static constexpr int kGroups = 1, kZero = 0;
-  static constexpr bool kHasMinimum = true;
-
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
-    return halves_at(scales + block * 64 + 2 * lane);
-  }
-  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int block, int, int lane) {
-    return -halves_at(scales + block * 64 + 32 + 2 * lane);
-  }
-};
-
-template <int kBits>
-struct WithMinimum : Codes<kBits> {  // Q4_K, Q5_K
-  static constexpr int kGroups = 1, kZero = 0;
-  static constexpr bool kHasMinimum = true;
-
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
-    return halves_at(scales + 2 * lane) * bytes_at(scales + 64 + block * 32 + lane);
-  }
-  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int block, int, int lane) {
-    return halves_at(scales + 32 + 2 * lane) * bytes_at(scales + 80 + block * 32 + lane);
-  }
-};
-
-struct SixBits : Codes<6> {  // Q6_K
-  static constexpr int kGroups = 2, kZero = 32;
-  static constexpr bool kHasMinimum = false;
-
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int group, int lane) {
-    return halves_at(scales + 2 * lane) * bytes_at(reinterpret_cast<const int8_t*>(scales) + 32 + (2 * block + group) * 16 + lane);
-  }
-};
-
-struct Floats4Bits : Codes<4> {  // MXFP4: codes are floats of 4 bits, of which the doubled values are integers
-  static constexpr int kGroups = 1, kLargest = 24, kZero = 12;
-  static constexpr bool kHasMinimum = false;
-  alignas(16) static constexpr uint8_t kValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // plus 12
-
-  static RADIXRT_INLINE UInts codes(const uint8_t* lines, int step) {
-    return entries(kValues, Codes<4>::codes(lines, step));
-  }
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
-    auto exponent = (UInts)widened(scales + block * 16 + lane);  // of the scale plus 128, which halves the values again
-    return (Floats)(exponent < 2 ? (UInts{} + 0x00200000u) << exponent : (exponent - 1) << 23);
-  }
-};
-
-// Calls `body` with an object of the kind's type.
-template <class Body>
-RADIXRT_INLINE void with_kind(BlockKind kind, Body&& body) {
-  switch (kind) {
-    case BlockKind::q4_0: return body(Small<4, 8>{});
-    case BlockKind::q4_1: return body(SmallWithMinimum<4>{});
-    case BlockKind::q5_0: return body(Small<5, 16>{});
-    case BlockKind::q5_1: return body(SmallWithMinimum<5>{});
-    case BlockKind::q8_0: return body(Small<8, 128>{});
-    case BlockKind::q2_k: return body(Q2K{});
-    case BlockKind::q3_k: return body(Q3K{});
-    case BlockKind::q4_k: return body(WithMinimum<4>{});
-    case BlockKind::q5_k: return body(WithMinimum<5>{});
-    case BlockKind::q6_k: return body(SixBits{});
-    case BlockKind::iq2_xxs: return body(IQ2XXS{});
-    case BlockKind::iq2_xs:
-    case BlockKind::iq2_s: return body(IQ2XS{});
-    case BlockKind::iq3_xxs: return body(IQ3XXS{});
-    case BlockKind::iq3_s: return body(IQ3S{});
-    case BlockKind::iq4_nl: return body(IQ4NL{});
-    case BlockKind::iq4_xs: return body(IQ4XS{});
-    case BlockKind::mxfp4: return body(Floats4Bits{});
-  }
-}
 
 // ------------------------------------------------------------ activations
 //
@@ -180,13 +68,73 @@ void prepare(const void* hidden, int64_t columns, void* prepared) {
   }
 }
 
+// ------------------------------------------------------------ sums of a group
+//
+// The products of codes minus the code of 0 (plain codes if there is a minimum) with the activations of the columns that share a scale.
+
+template <class Kind>
+constexpr int32_t kZeroOf = Kind::kHasMinimum ? 0 : Kind::kZero;
+
+template <class Kind, bool kInPairs>
+struct GroupSums {
+  static constexpr int kGroupSteps = kSteps / Kind::kGroups;
+  static constexpr int kMostSteps = Products<Kind::kLargest>::kRun, kRun = kMostSteps < kGroupSteps ? kMostSteps : kGroupSteps;
+  Products<Kind::kLargest> products;
+
+  static RADIXRT_INLINE Ints first(const BlockInput& input, int group, int32_t zero) {
+    if constexpr (Kind::kHasMinimum) return Ints{};
+    return Ints{} + (group ? input.second : Kind::kGroups == 2 ? input.total - input.second : input.total) * -zero;
+  }
+  RADIXRT_INLINE void begin(Ints first) { products.sums = first; }
+  template <class Codes, class Four>
+  RADIXRT_INLINE void add(int step, const Codes& codes, const Four& x) {
+    products.add(step, kRun, codes, x);
+  }
+  RADIXRT_INLINE Ints complete() const { return products.sums; }
+};
+
+#if defined(RADIXRT_HAS_PAIRS)
+// The sums of all steps in 16 bits, so that two vectors of four tokens take eight registers.
+template <class Kind>
+struct GroupSums<Kind, true> {
+  __m256i sums;
+
+  static RADIXRT_INLINE __m256i first(const BlockInput& input, int group, int32_t zero) {
+    int32_t halves[2];
+    memcpy(halves, input.halves, sizeof halves);
+    __m256i total = _mm256_set1_epi32(halves[group]);
+    if constexpr (Kind::kGroups == 1) total = _mm256_add_epi16(total, _mm256_set1_epi32(halves[1]));
+    return _mm256_mullo_epi16(total, _mm256_set1_epi16(static_cast<int16_t>(-zero)));
+  }
+  RADIXRT_INLINE void begin(__m256i first) { sums = first; }
+  RADIXRT_INLINE void add(int step, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
+    __m256i products = pairs_of(codes.bytes, x.bytes);
+    sums = step == 0 && Kind::kHasMinimum ? products : add_shorts_now(sums, products);
+  }
+  RADIXRT_INLINE Ints complete() const { return whole_of(sums); }
+};
+
+// Whether the sums of a group fit in 16 bits. Those of some of its steps need not: they are modulo 2^16.
+template <class Kind>
+constexpr bool pairs_fit() {
+  constexpr int kZero = kZeroOf<Kind>, kReach = kZero > Kind::kLargest - kZero ? kZero : Kind::kLargest - kZero;
+  return kInBytes<Kind::kLargest> && kReach * 2 * 127 * (kSteps / Kind::kGroups) < 1 << 15;
+}
+template <class Kind>
+constexpr bool kPairsFit = pairs_fit<Kind>();
+#else
+template <class Kind>
+constexpr bool kPairsFit = false;
+#endif
+
 // ------------------------------------------------------------ records of some panels
 
 template <class Kind_>
 struct Packed {
   using Kind = Kind_;
   using Multiplied = OperandsOf<Kind::kLargest>;
-  static constexpr bool kInRegisters = true;
+  static constexpr bool kInRegisters = true, kInPairs = kPairsFit<Kind>;
+  static constexpr int32_t zero = kZeroOf<Kind>;
   const uint8_t *scales, *lines;  // of the first panel
   int64_t panel_bytes;
 
@@ -215,18 +163,38 @@ RADIXRT_INLINE Packed<Kind> record_at(const Blockwise& matrix, int64_t panel, in
   return {at, at + matrix.form->scale_bytes(blocks_of_record(matrix, record)), matrix.panel_bytes};
 }
 
+// What the products of unpacked codes depend on. Kinds that have it in common share the loops for many tokens: there are 17 kinds, and the
+// loops take most of the compiler's time.
+template <int kGroups_, bool kHasMinimum_, int kLargest_, bool kPairsFit_>
+struct Arithmetic {
+  static constexpr int kGroups = kGroups_, kLargest = kLargest_;
+  static constexpr bool kHasMinimum = kHasMinimum_, kPairsFit = kPairsFit_;
+};
+
+// The largest code that is multiplied like `largest`.
+constexpr int like(int largest, bool pairs_fit) {
+  if (!(kHasBytes && kHasShorts) || largest >= 130) return 255;
+  return pairs_fit || largest <= 16 ? 16 : largest <= 32 ? 32 : largest <= 64 ? 64 : 129;
+}
+
+template <class Kind>
+using ArithmeticOf = Arithmetic<Kind::kGroups, Kind::kHasMinimum, like(Kind::kLargest, kPairsFit<Kind>), kPairsFit<Kind>>;
+
 template <class Kind_, int kPanels>
 struct Unpacked {
-  using Kind = Kind_;
+  using Kind = Kind_;  // an Arithmetic
   using Multiplied = OperandsOf<Kind::kLargest>;
-  static constexpr bool kInRegisters = false;
+  static constexpr bool kInRegisters = false, kInPairs = Kind::kPairsFit;
   // Wide vectors take most time to read codes, narrow ones to split them.
   static constexpr bool kSplit = kWidth < 16 && !kInBytes<Kind::kLargest>;
+  int32_t zero;
   alignas(64) uint8_t bytes[kPanels][kRecordBlocks][kSteps][(kSplit ? 2 : 1) * kStepBytes];  // 16 KiB for four panels
   float scales[kPanels][kRecordBlocks][Kind::kGroups][kPanel];
   float minima[kPanels][kRecordBlocks][Kind::kGroups][Kind::kHasMinimum ? kPanel : 1];
 
-  RADIXRT_INLINE void fill(const Packed<Kind>& from, int blocks) {
+  template <class From>
+  RADIXRT_INLINE void fill(const Packed<From>& from, int blocks) {
+    zero = from.zero;
     for (int p = 0; p < kPanels; ++p) {
       for (int block = 0; block < blocks; ++block) {
         for (int lane = 0; lane < kPanel; lane += kWidth) {
@@ -283,62 +251,6 @@ struct Ahead {
   }
 };
 
-// ------------------------------------------------------------ sums of a group
-//
-// The products of codes minus kZero (plain codes if there is a minimum) with the activations of the columns that share a scale.
-
-template <class Kind, bool kInPairs>
-struct GroupSums {
-  static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero, kGroupSteps = kSteps / Kind::kGroups;
-  static constexpr int kMostSteps = Products<Kind::kLargest>::kRun, kRun = kMostSteps < kGroupSteps ? kMostSteps : kGroupSteps;
-  Products<Kind::kLargest> products;
-
-  static RADIXRT_INLINE Ints first(const BlockInput& input, int group) {
-    return Ints{} + (group ? input.second : Kind::kGroups == 2 ? input.total - input.second : input.total) * -kZero;
-  }
-  RADIXRT_INLINE void begin(Ints first) { products.sums = first; }
-  template <class Codes, class Four>
-  RADIXRT_INLINE void add(int step, const Codes& codes, const Four& x) {
-    products.add(step, kRun, codes, x);
-  }
-  RADIXRT_INLINE Ints complete() const { return products.sums; }
-};
-
-#if defined(RADIXRT_HAS_PAIRS)
-// The sums of all steps in 16 bits, so that two vectors of four tokens take eight registers.
-template <class Kind>
-struct GroupSums<Kind, true> {
-  static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero;
-  __m256i sums;
-
-  static RADIXRT_INLINE __m256i first(const BlockInput& input, int group) {
-    int32_t halves[2];
-    memcpy(halves, input.halves, sizeof halves);
-    __m256i total = _mm256_set1_epi32(halves[group]);
-    if constexpr (Kind::kGroups == 1) total = _mm256_add_epi16(total, _mm256_set1_epi32(halves[1]));
-    return _mm256_mullo_epi16(total, _mm256_set1_epi16(-kZero));
-  }
-  RADIXRT_INLINE void begin(__m256i first) { sums = first; }
-  RADIXRT_INLINE void add(int step, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
-    __m256i products = pairs_of(codes.bytes, x.bytes);
-    sums = step == 0 && kZero == 0 ? products : add_shorts_now(sums, products);
-  }
-  RADIXRT_INLINE Ints complete() const { return whole_of(sums); }
-};
-
-// Whether the sums of a group fit in 16 bits. Those of some of its steps need not: they are modulo 2^16.
-template <class Kind>
-constexpr bool pairs_fit() {
-  constexpr int kZero = GroupSums<Kind, true>::kZero, kReach = kZero > Kind::kLargest - kZero ? kZero : Kind::kLargest - kZero;
-  return kInBytes<Kind::kLargest> && kReach * 2 * 127 * (kSteps / Kind::kGroups) < 1 << 15;
-}
-template <class Kind>
-constexpr bool kPairsFit = pairs_fit<Kind>();
-#else
-template <class Kind>
-constexpr bool kPairsFit = false;
-#endif
-
 // ------------------------------------------------------------ tiles
 
 // The inputs of a tile, from some block on.
@@ -370,11 +282,11 @@ RADIXRT_INLINE void add_block(const Record& record, int block, int first, const 
   constexpr int kGroupSteps = kSteps / Kind::kGroups;
 #pragma GCC unroll 2
   for (int group = 0; group < Kind::kGroups; ++group) {
-    using Sums = GroupSums<Kind, kPairsFit<Kind>>;
+    using Sums = GroupSums<Kind, Record::kInPairs>;
     Sums products[kTokens][kAtOnce][kVectors];
     const Four* x[kTokens];
     for (int t = 0; t < kTokens; ++t) {
-      auto start = Sums::first(inputs.block(t, block), group);
+      auto start = Sums::first(inputs.block(t, block), group, record.zero);
       for (int p = 0; p < kAtOnce; ++p)
         for (int v = 0; v < kVectors; ++v) products[t][p][v].begin(start);
       x[t] = inputs.steps<Four>(t, block) + group * kGroupSteps;
@@ -434,7 +346,8 @@ RADIXRT_INLINE void add_tile(
 }
 
 template <int kPanels, int kTokens, class Record>
-void add_tiles(const Record& record, int blocks, int tokens, int tiles, const Inputs& inputs, Ahead ahead, TokenSums<kPanels>* sums) {
+void add_tiles(
+    const Record& __restrict record, int blocks, int tokens, int tiles, const Inputs& inputs, Ahead ahead, TokenSums<kPanels>* __restrict sums) {
   for (int i = 0; i < tiles; ++i) {
     int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
     Inputs own{inputs.blocks + begin * inputs.token_bytes, inputs.fours + begin * inputs.token_bytes, inputs.token_bytes};
@@ -457,7 +370,7 @@ void add_record(
   if constexpr (kFew) {
     add_tiles<kPanels, kTokens>(packed, blocks, tokens, tiles, own, ahead, sums);
   } else {
-    Unpacked<Kind, kPanels> unpacked;
+    Unpacked<ArithmeticOf<Kind>, kPanels> unpacked;
     unpacked.fill(packed, blocks);
     add_tiles<kPanels, kTokens>(unpacked, blocks, tokens, tiles, own, ahead, sums);
   }

@@ -39,7 +39,4 @@ struct BlockwiseKernels {
   Of float32, bfloat16, float16;
 };
 
-template <>
-inline constexpr bool kMultipliesBytes<BlockwiseKernels> = true;
-
 }  // namespace radixrt

@@ -184,8 +184,9 @@ constexpr int kMostTokens = kTileTokens;
 
 // One tile: at most `at_once` tokens, which is kTileTokens or kMostTokens.
 template <int kBits, int kPanels>
-RADIXRT_INLINE void add_tile(
-    [[maybe_unused]] int at_once, const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, bool prefetch, TokenSums<kPanels>* sums) {
+void add_tile(
+    [[maybe_unused]] int at_once, const Groupwise& matrix, int64_t panel, int tokens, const char* inputs, bool prefetch,
+    TokenSums<kPanels>* __restrict sums) {
 #if defined(RADIXRT_HAS_AMX)
   if (at_once == kMostTokens) return add_tokens_by_amx<kBits, kPanels>(matrix, panel, tokens, inputs, prefetch, sums);
 #endif

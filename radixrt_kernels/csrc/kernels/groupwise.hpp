@@ -51,7 +51,4 @@ struct GroupwiseKernels {
   Of float32, bfloat16, float16;
 };
 
-template <>
-inline constexpr bool kMultipliesBytes<GroupwiseKernels> = true;
-
 }  // namespace radixrt

@@ -45,7 +45,6 @@ inline constexpr int kVectorsAtOnce = 2;
 RADIXRT_INLINE int rounded_up(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
 
 // Units of float32, for every storage type.
-template <class T>
 struct FloatUnits {
   using Unit = float;
   static constexpr int kElements = 1;
