@@ -145,7 +145,9 @@ def test_a_state_that_is_one_token_off_is_seen(
 ) -> None:
     warm, cold = engines
     monkeypatch.setattr(
-        state_orders, "KeepState", lambda slot, position, state: KeepState(slot, position - 1, state)
+        state_orders,
+        "KeepState",
+        lambda slot, position, state: KeepState(slot, position - 1, state),
     )
     prompt = prompts(50, seed=8)[0]
     expected = ask(cold, prompt)
