@@ -16,6 +16,7 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
 from radixrt.messages.requests import IdleKind
+from radixrt.tokenizer.fair_queue import goes_on
 from radixrt.tokenizer.images.decoder import free_decoder
 from radixrt.tokenizer.images.decoding import DEFAULT_LIMITS, ImageLimits
 from radixrt.tokenizer.images.families import FAMILIES, Grid
@@ -133,6 +134,7 @@ class ImageProcessor:
         if found is None:
             with free_decoder() as decoder:
                 image = decoder.decode(content, where, self.limits)
+            goes_on()
             try:
                 found = self._process(image)
             except ValueError as error:  # as Qwen's does at strips
@@ -162,6 +164,7 @@ class ImageProcessor:
         runs = (vision.tokens_per_tile,) * len(values)
         if family.runs_of is not None:
             runs = family.runs_of(grid)
+        goes_on()
         key = self._digest(values)
         file = None if self._files is None else put_into_file(self._files, values)
         return ProcessedImage(
