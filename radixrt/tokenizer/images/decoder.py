@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -113,7 +113,7 @@ class ImageDecoder:
         from PIL import Image
 
         pixels = mmap.mmap(self._file.fileno(), 4 * width * height, access=mmap.ACCESS_READ)
-        mapped = Image.frombuffer("RGBX", (width, height), pixels, "raw", "RGBX", 0, 1)
+        mapped = Image.frombuffer("RGBX", (width, height), cast(bytes, pixels), "raw", "RGBX", 0, 1)
         return mapped.convert("RGB")
 
     def _ask(self, order: _Order) -> _Reply | None:
