@@ -2,8 +2,8 @@
 
 import base64
 import os
+import resource
 import signal
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +11,12 @@ import pytest
 from PIL import Image
 
 from radixrt.base.errors import RequestError
-from radixrt.tokenizer.images.decoder import ImageDecoder
+from radixrt.tokenizer.images.decoder import (
+    BYTES_OF_A_PIXEL,
+    MEMORY_BYTES,
+    NICENESS,
+    ImageDecoder,
+)
 from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
 from tests.checkpoints.image_checkpoints import picture, png
 from tests.tokenizer.test_images import FILES
@@ -23,7 +28,7 @@ thorough = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[ImageDecoder]:
-    decoder = ImageDecoder(cpu_seconds=1)
+    decoder = ImageDecoder(cpu_seconds=1, longest_wait_s=600)
     yield decoder
     process = decoder.start()
     process.kill()
@@ -96,10 +101,18 @@ def test_a_small_file_that_takes_long_is_refused(decoder: ImageDecoder, bomb: ob
     assert decoded(decoder, png(picture(1))).size == (40, 30)
 
 
+def test_it_yields_to_others_and_takes_little_memory(decoder: ImageDecoder) -> None:
+    limits = ImageLimits(pixels=40 * 30)
+    assert decoded(decoder, png(picture(1)), limits).size == (40, 30)
+    number = decoder.start().pid
+    own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, number))
+    assert its == min(own + NICENESS, 19)
+    most, _ = resource.prlimit(number, resource.RLIMIT_AS)
+    assert most == MEMORY_BYTES + BYTES_OF_A_PIXEL * limits.pixels
+
+
 def test_one_that_dies_or_stops_is_replaced() -> None:
     decoder = ImageDecoder(longest_wait_s=0.05)
-    decoder.start()
-    time.sleep(0.01)
     process = decoder.start()
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(RequestError, match="too much time"):
