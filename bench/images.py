@@ -2,6 +2,7 @@
 and the longest gap of another answer while images are seen.
 
     python -m bench.images [--rounds 5] [--seconds 210] [--small] [--peers-dir ~/.cache/radixrt/peers]
+    python -m bench.images --large [--rounds 2]
 
 The model has Gemma 3's form and random weights: a language model of the size of the 270M, but for
 its vocabulary, in Q8_0, and the tower of SigLIP base (86M) on 448x448 pixels in float16. A round
@@ -9,6 +10,10 @@ asks each server about an image that it has not seen (cold) and again (warm); a 
 then runs while two further images are seen, until both are answered, and another one beside the
 worst files that a client may send. Each engine's first round warms it up. The servers run at the same time,
 the idle one asleep. Every value is printed when it is there.
+
+--large measures the last of these alone, with a tower of Qwen2.5-VL's form, which reads images in
+their own size: the tensor of the largest has 308 MB, and the prompt 16,384 tokens. Its layers are
+few and narrow.
 """
 
 import argparse
@@ -54,7 +59,7 @@ MAX_GAP_S = 0.1
 SIDE, PATCH, PLACEHOLDERS = 448, 14, 64
 QUESTION = "What is in this picture?"
 START_TIMEOUT_S = 60
-REQUEST_TIMEOUT_S = 30
+REQUEST_TIMEOUT_S = 120
 TOKENS_AROUND = 50
 """Tokens of the running answer before and behind the images."""
 MAX_TOKENS = 6000
@@ -79,11 +84,24 @@ TOWER = {
     "patch_size": PATCH,
 }
 SMALL = {"num_hidden_layers": 6}
+LARGE = {
+    "depth": 1,
+    "hidden_size": 640,
+    "intermediate_size": 1280,
+    "num_heads": 8,
+    "patch_size": 14,
+    "window_size": 112,
+    "fullatt_block_indexes": [],
+}
+LARGEST_PIXELS = 12_845_056
 
 
 def main() -> None:
     arguments = _parse()
     end = time.monotonic() + arguments.seconds
+    if arguments.large:
+        measure_large(arguments.rounds, end)
+        return
     with tempfile.TemporaryDirectory() as temp, ExitStack() as servers:
         text, tower = make_files(Path(temp), SMALL if arguments.small else {})
         print(f"the tower alone: {median_and_range(tower_seconds(text), 3)} s", flush=True)
@@ -176,8 +194,25 @@ def look(engine: Engine, number: int, end: float) -> None:
         ),
     )
     if engine.name == "radixrt":
-        hostile = [functools.partial(send, url, body_of(one)) for one in bombs()]
-        engine.note("gap beside bombs", longest_gap_s(url, hostile, end))
+        engine.note("gap beside bombs", gap_beside_bombs_s(url, number, end))
+
+
+def measure_large(rounds: int, end: float) -> None:
+    """Measure the gaps beside images of which all pixels are read; print them and the verdict."""
+    with tempfile.TemporaryDirectory() as temp, ExitStack() as servers:
+        flags = ("--served-model-name", "m", "--log-level", "warning", "--speculation", "off")
+        url = servers.enter_context(local_server(str(make_large(Path(temp))), *flags))
+        engine = Engine("radixrt", url)
+        for number in range(rounds):
+            engine.note("gap without images", longest_gap_s(url, [], end))
+            engine.note("gap beside bombs", gap_beside_bombs_s(url, number, end))
+        report([engine])
+
+
+def gap_beside_bombs_s(url: str, number: int, end: float) -> float:
+    """The longest gap of an answer beside the worst files; those of a round are new to the server."""
+    bodies = [body_of(one) for one in bombs(number)]
+    return longest_gap_s(url, [functools.partial(send, url, one) for one in bodies], end)
 
 
 def report(engines: list[Engine]) -> None:
@@ -234,6 +269,22 @@ def make_files(folder: Path, changes: dict[str, int]) -> tuple[Path, Path]:
     return write_gguf(checkpoint, folder / "m-Q8_0.gguf", Kind.Q8_0), tower
 
 
+def make_large(folder: Path) -> Path:
+    """A checkpoint whose images keep their size."""
+    checkpoint = make_image_checkpoint("qwen2_5_vl", folder)
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    for name, value in LARGE.items():
+        setattr(config.vision_config, name, value)
+    config.text_config.max_position_embeddings = 32768
+    torch.manual_seed(1)
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(checkpoint)
+    file = checkpoint / "preprocessor_config.json"
+    sizes = {"shortest_edge": 56 * 56, "longest_edge": LARGEST_PIXELS}
+    settings = json.loads(file.read_text()) | {"patch_size": LARGE["patch_size"], "size": sizes}
+    file.write_text(json.dumps(settings))
+    return checkpoint
+
+
 def tower_seconds(text: Path, runs: int = 3) -> list[float]:
     """Seconds of the tower for an image, in this process."""
     use_threads(os.cpu_count() or 1)
@@ -266,12 +317,13 @@ def llama_server(program: Path, text: Path, tower: Path, log: Path) -> Iterator[
 
 
 @functools.cache
-def bombs() -> tuple[str, ...]:
+def bombs(number: int) -> tuple[str, ...]:
     """The largest images that are taken as the smallest files, the largest file, one whose header
-    names a false size, and one whose size is beyond the limit."""
-    large = Image.new("RGB", (4096, 4096), (9, 8, 7))
+    names a false size, and one whose size is beyond the limit. Those of another number are other
+    images."""
+    large = Image.new("RGB", (4096, 4096), (9, 8, 7 + number))
     files = [png(large, form) for form in ("PNG", "JPEG", "WEBP")]
-    noise = np.random.default_rng(0).integers(0, 256, (2560, 2560, 3), dtype=np.uint8)
+    noise = np.random.default_rng(number).integers(0, 256, (2560, 2560, 3), dtype=np.uint8)
     files.append(png(Image.fromarray(noise), compress_level=1))
     for side in (4000, 65535):
         file = bytearray(base64.b64decode(png(Image.new("RGB", (8, 8)))))
@@ -369,6 +421,7 @@ def _parse() -> argparse.Namespace:
         "--seconds", type=float, default=210, help="start no round behind this time"
     )
     parser.add_argument("--small", action="store_true", help="six layers each, to try it")
+    parser.add_argument("--large", action="store_true", help="a tower that reads all pixels")
     parser.add_argument("--peers-dir", default="~/.cache/radixrt/peers")
     return parser.parse_args()
 

@@ -97,6 +97,10 @@ class Inbox(Decoder[Received]):
             if (message := self.decode(frame)) is not None:
                 return message
 
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a message arrives or the time is over (LONGEST_WAIT_S at most)."""
+        self.socket.poll(math.ceil(min(timeout_s, LONGEST_WAIT_S) * 1000))
+
     def receive_now(self) -> Received | None:
         """The next well-formed message if one has arrived; otherwise None."""
         try:

@@ -14,6 +14,7 @@ import numpy as np
 
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.message import Message
+from radixrt.messages.requests import IdleKind
 
 ImageKey = bytes
 """The digest of an image, 32 bytes."""
@@ -77,10 +78,21 @@ class LoadImage(Message, frozen=True, kw_only=True):
 
     key: ImageKey
     pixels: bytes
-    """float32, little-endian."""
+    """float32, little-endian; none, if they are in a file."""
     shape: tuple[int, ...]
     """[tiles, channels, height, width]; of towers that read patches, [1, rows of patches, columns,
     values of a patch]"""
+    file: str = ""
+    """Path of a file with the pixels of a large image, which the scheduler removes when all ranks
+    have answered."""
+    idle: IdleKind = ""
+    """The tower works on it in idle times only, until it is hurried."""
+
+
+class HurryImage(Message, frozen=True):
+    """Run the tower on this image now: it was wanted for idle times, and now an answer waits."""
+
+    key: ImageKey
 
 
 class DropImage(Message, frozen=True):

@@ -7,7 +7,7 @@ from radixrt.messages.adapters import AdapterRead, LoadAdapter, PutAdapter
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
-from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
+from radixrt.messages.images import DropImage, HurryImage, ImageLoaded, LoadImage
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.replicas import (
     EventsReplayed,
@@ -32,6 +32,7 @@ ToScheduler = (
     LoadGrammar
     | DropGrammar
     | LoadImage
+    | HurryImage
     | DropImage
     | SequenceRequest
     | ReleaseSequences
@@ -45,7 +46,9 @@ ToTokenizerFromScheduler = (
     EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
 )
 
-WorkerOrder = LoadGrammar | DropGrammar | LoadImage | DropImage | LoadAdapter | PutAdapter
+WorkerOrder = (
+    LoadGrammar | DropGrammar | LoadImage | HurryImage | DropImage | LoadAdapter | PutAdapter
+)
 """Orders that are no step; the worker follows them in their order."""
 
 PageMove = OpenPages | SavePages | ReadPages

@@ -14,10 +14,11 @@ loading one is to run the tower on it.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
-from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
+from radixrt.messages.images import DropImage, HurryImage, ImageLoaded, LoadImage
 from radixrt.messages.links import WorkerOrder
 from radixrt.messages.sequences import SequenceRefused
 from radixrt.scheduler.sequence import Sequence
@@ -163,7 +164,32 @@ class GrammarRegistry(Registry[LoadGrammar, DropGrammar]):
 
 
 class ImageRegistry(Registry[LoadImage, DropImage]):
-    """The images of prompts."""
+    """The images of prompts; removes the files of large ones when they have been read."""
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__(num_ranks)
+        self._files: dict[bytes, Path] = {}
+
+    def load(self, message: LoadImage) -> None:
+        if message.file:
+            if message.key in self._entries:
+                Path(message.file).unlink(missing_ok=True)
+            else:
+                self._files[message.key] = Path(message.file)
+        super().load(message)
+
+    def hurry(self, message: HurryImage) -> None:
+        """An answer waits for an image that is wanted for idle times."""
+        entry = self._entries.get(message.key)
+        if entry is not None and entry.ranks_to_load:
+            self._orders.append(message)
+
+    def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[Sequence]:
+        waiting = super().loaded(message)
+        entry = self._entries.get(message.key)
+        if (entry is None or not entry.ranks_to_load) and message.key in self._files:
+            self._files.pop(message.key).unlink(missing_ok=True)
+        return waiting
 
     def _drop_order(self, key: bytes) -> DropImage:
         return DropImage(key)

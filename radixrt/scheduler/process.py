@@ -28,7 +28,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
+from radixrt.messages.images import DropImage, HurryImage, ImageLoaded, LoadImage
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
 from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.replicas import (
@@ -324,6 +324,8 @@ class SchedulerProcess:
                 self.scheduler.grammars.drop(message)
             case LoadImage():
                 self.scheduler.images.load(message)
+            case HurryImage():
+                self.scheduler.images.hurry(message)
             case DropImage():
                 self.scheduler.images.drop(message)
             case SequenceRequest():

@@ -8,6 +8,7 @@ single ones don't.
 """
 
 import asyncio
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,16 @@ Result = TypeVar("Result")
 
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
 """Takes the result of the work."""
+
+_lane_of_thread = threading.local()
+
+
+def goes_on() -> None:
+    """Say in a piece of work that it has come further: the time that it may take begins anew."""
+    lane = getattr(_lane_of_thread, "lane", None)
+    if lane is not None and lane.begun is not None:
+        lane.begun = time.monotonic()
+
 
 SHORT_CHARS = 20_000
 """Up to this length encoding takes some tens of milliseconds; longer texts have a thread of their
@@ -61,12 +72,15 @@ class _Lane:
 
     def __init__(self, name: str, *, gives_memory_back: bool = False) -> None:
         self._gives_memory_back = gives_memory_back
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=self._begin)
         self._waiting = RoundRobin[_Job]()
         self._has_cancelled = False
         self._arrived = asyncio.Event()
         self.begun: float | None = None
         """Time of ``time.monotonic()`` at which the work in the thread began."""
+
+    def _begin(self) -> None:
+        _lane_of_thread.lane = self
 
     async def run(self, tenant: str, key: str, work: Callable[[], Result]) -> Result:
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()

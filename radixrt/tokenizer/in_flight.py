@@ -118,7 +118,7 @@ class InFlightAnswers:
         if grammar is not None:
             scheduler.grammars.use(grammar)
         for image in images:
-            scheduler.images.use(image)
+            scheduler.images.use(image, sequence.options.idle)
         keys = [image.key for image in images]
         self._add(_InFlight(sequence.seq_id, answer, checked, key, scheduler, keys))
         scheduler.send(sequence)

@@ -119,7 +119,8 @@ class TokenizerProcess:
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
         kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
-        placer = ImagePlacer.for_engine(info, self._config, self._vocabulary)
+        files = self._channels.folder
+        placer = ImagePlacer.for_engine(info, self._config, self._vocabulary, files)
         self._encoder.serve_images(placer, info.why_no_images or NO_PLACEHOLDER)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info

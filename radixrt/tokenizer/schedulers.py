@@ -79,7 +79,7 @@ class SchedulerLink:
             self._attaching = Outbox(channels.attach_address)
             self._attaching.send(Attach(channels.engine))
         self.grammars = SentGrammars(self.send)
-        self.images = SentImages(self.send)
+        self.images = SentImages(self.send, by_file=joined is None)
         self.num_sequences = 0
         """Sent."""
         self.num_open = 0

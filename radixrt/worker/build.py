@@ -166,7 +166,8 @@ def build_runner(
     if info.vision is not None and (reason := _why_no_images_here(info.vision, setup)):
         info = replace(info, vision=None, why_no_images=reason)
     if info.vision is not None:
-        images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
+        longest_s = (config.max_step_ms or math.inf) / 1e3
+        images = ImageFeatures(model, longest_s, config.idle_share)
     graphs = parts.decode_graphs(pool)
     return ModelRunner(parts, pool, graphs, states, adapter_loader, images), replace(
         info,

@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixrt.messages.images import DropImage, ImageKey, ImageLoaded, LoadImage, VisionInfo
+from radixrt.messages.images import (
+    DropImage,
+    HurryImage,
+    ImageKey,
+    ImageLoaded,
+    LoadImage,
+    VisionInfo,
+)
 from radixrt.models.vision.sees import ImageRows, SeesImages
 from radixrt.models.vision.tower import Pieces
 from radixrt.worker.image_positions import ImagePart
@@ -25,6 +32,9 @@ log = logging.getLogger(__name__)
 BESIDE_STEPS_S = 0.02
 """Time of the tower between two steps of running answers, if a step has no bound of its own. The
 last piece may end later: it is up to 256 patches of a part of a layer."""
+
+QUIET_S = 0.02
+"""Seconds without work for idle times behind a step, as in the scheduler."""
 
 SHARE_OF_STEP = 0.5
 """The tower's part of the longest step that answers may wait for (``--max-step-ms``)."""
@@ -53,16 +63,23 @@ class ImageFeatures:
 
     Args:
         max_step_s: seconds that a step may take while answers run.
+        idle_share: of an idle server's time, for images of expected prompts.
     """
 
-    def __init__(self, model: SeesImages, max_step_s: float = math.inf) -> None:
+    def __init__(
+        self, model: SeesImages, max_step_s: float = math.inf, idle_share: float = 1.0
+    ) -> None:
         self.model = model
         self._features: dict[ImageKey, Tensor] = {}
         """[placeholders, feature_layers * hidden_size] of each image."""
         self._ordered: OrderedDict[ImageKey, LoadImage] = OrderedDict()
         """Images whose features are not computed, the oldest first; it may be half done."""
-        self._pieces: Pieces | None = None
-        """The computation of the first of them, once it has begun."""
+        self._ahead: OrderedDict[ImageKey, LoadImage] = OrderedDict()
+        """Those for idle times."""
+        self._begun: dict[ImageKey, Pieces] = {}
+        """The computations that are half done."""
+        self._idle_share = idle_share
+        self._rests_until = 0.0
         self.beside_steps_s = min(BESIDE_STEPS_S, SHARE_OF_STEP * max_step_s)
         """Seconds of :meth:`work` between two steps."""
         self.num_computed = 0
@@ -75,31 +92,59 @@ class ImageFeatures:
 
     @property
     def has_work(self) -> bool:
-        """Whether features are to be computed."""
+        """Whether features are to be computed now."""
         return bool(self._ordered)
 
-    def order(self, message: LoadImage | DropImage) -> None:
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether features are to be computed in idle times."""
+        return bool(self._ahead)
+
+    def seconds_to_rest(self) -> float:
+        """Time until the next piece for idle times; 0: it is due."""
+        return max(0.0, self._rests_until - time.perf_counter())
+
+    def rest(self, seconds: float) -> None:
+        """Compute nothing for idle times for so long: a step has ended."""
+        self._rests_until = max(self._rests_until, time.perf_counter() + seconds)
+
+    def order(self, message: LoadImage | HurryImage | DropImage) -> None:
         """Note an image whose features are wanted, or forget one."""
         match message:
-            case LoadImage():
-                self._ordered[message.key] = message
+            case LoadImage(idle=idle):
+                (self._ahead if idle else self._ordered)[message.key] = message
+            case HurryImage():
+                if (load := self._ahead.pop(message.key, None)) is not None:
+                    self._ordered[message.key] = load
             case DropImage():  # comes when every rank has answered the load
                 self._features.pop(message.key, None)
 
-    @torch.inference_mode()
     def work(self, seconds: float) -> list[ImageLoaded]:
         """Compute pieces for about ``seconds``, at least one. Returns the images that are ready."""
+        return self._work(self._ordered, seconds)
+
+    def work_ahead(self, seconds: float) -> list[ImageLoaded]:
+        """The same for idle times. Work on expected prompts is followed by a rest."""
+        _, first = next(iter(self._ahead.items()))
+        begin = time.perf_counter()
+        loaded = self._work(self._ahead, seconds)
+        if first.idle == "expected" and self._idle_share:
+            self.rest((time.perf_counter() - begin) * (1 / self._idle_share - 1))
+        return loaded
+
+    @torch.inference_mode()
+    def _work(self, ordered: OrderedDict[ImageKey, LoadImage], seconds: float) -> list[ImageLoaded]:
         end, loaded = time.perf_counter() + seconds, []
-        while self._ordered:
-            key, message = next(iter(self._ordered.items()))
+        while ordered:
+            key, message = next(iter(ordered.items()))
             try:
-                if self._pieces is None:
+                if key not in self._begun:
                     assert self.model.vision is not None
-                    self._pieces = self.model.vision.pieces(self._pixels(message))
-                next(self._pieces)
+                    self._begun[key] = self.model.vision.pieces(self._pixels(message))
+                next(self._begun[key])
             except StopIteration as done:
                 loaded.append(self._finish(key, done.value))
-            except (RuntimeError, ValueError) as error:
+            except (RuntimeError, ValueError, OSError) as error:
                 log.exception("The vision tower failed.")
                 reason = f"The vision tower failed on an image ({error})."
                 loaded.append(self._finish(key, None, reason))
@@ -108,15 +153,20 @@ class ImageFeatures:
         return loaded
 
     def _pixels(self, message: LoadImage) -> Tensor:
-        """[tiles, channels, height, width]"""
-        values = np.frombuffer(message.pixels, dtype="<f4").reshape(message.shape)
-        return torch.from_numpy(values.copy()).to(self.model.dtype)
+        """[tiles, channels, height, width] float32"""
+        if message.file:
+            size = math.prod(message.shape)
+            values = torch.from_file(message.file, size=size, dtype=torch.float32)
+            return values.view(message.shape)
+        sent = np.frombuffer(message.pixels, dtype="<f4").reshape(message.shape)
+        return torch.from_numpy(sent.copy())
 
     def _finish(
         self, key: ImageKey, features: Tensor | None, error: str | None = None
     ) -> ImageLoaded:
-        self._pieces = None
-        del self._ordered[key]
+        self._begun.pop(key, None)
+        self._ordered.pop(key, None)
+        self._ahead.pop(key, None)
         if features is not None:
             self._features[key] = features
             self.num_computed += 1

@@ -19,12 +19,13 @@ from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
+from radixrt.messages.images import ImageLoaded
 from radixrt.messages.links import PageMove, ToWorker
 from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.worker.build import build_encoder, build_runner
-from radixrt.worker.images import ImageFeatures
+from radixrt.worker.images import QUIET_S
 from radixrt.worker.kv.page_mover import PageMover
 from radixrt.worker.pooling import EncoderRunner
 from radixrt.worker.runner import ModelRunner
@@ -101,8 +102,10 @@ class WorkerProcess:
                 self._answer(results)
                 for result in results:
                     self._heartbeat.worked(result.step_s)
-                if (images := self._runner.images) is not None and images.has_work:
-                    self._run_tower(images, images.beside_steps_s)
+                if (images := self._runner.images) is not None:
+                    images.rest(QUIET_S)
+                    if images.has_work:
+                        self._send_loaded(images.work(images.beside_steps_s))
             else:
                 self._runner.order(message)
 
@@ -135,20 +138,27 @@ class WorkerProcess:
                 self._answer(self._runner.collect())
             else:
                 time.sleep(LOOK_AGAIN_S)
-        while (images := self._runner.images) is not None and images.has_work:
+        while (images := self._runner.images) is not None:
+            if not (images.has_work or images.has_idle_work):
+                break
             message = self._inbox.receive_now()
             if message is not None:
                 return message, 0.0
             self._beat()
-            self._run_tower(images, PIECE_S)
+            if images.has_work:
+                self._send_loaded(images.work(PIECE_S))
+            elif (rest_s := images.seconds_to_rest()) > 0:
+                self._inbox.wait(rest_s)
+            else:
+                self._send_loaded(images.work_ahead(PIECE_S))
         begin = time.perf_counter()
         self._beat()
         message = self._inbox.receive(meanwhile=self._beat)
         return message, time.perf_counter() - begin
 
-    def _run_tower(self, images: ImageFeatures, seconds: float) -> None:
-        for loaded in images.work(seconds):
-            self._outbox.send(loaded)
+    def _send_loaded(self, loaded: list[ImageLoaded]) -> None:
+        for one in loaded:
+            self._outbox.send(one)
 
     def _beat(self) -> None:
         """Give a sign of life, unless a grammar takes too long to load; and report the experts'

@@ -20,7 +20,7 @@ from radixrt.attention.kv_spec import LayerKV
 from radixrt.messages.adapters import LoadAdapter, PutAdapter
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
-from radixrt.messages.images import DropImage, LoadImage
+from radixrt.messages.images import DropImage, HurryImage, LoadImage
 from radixrt.messages.links import WorkerOrder
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
@@ -131,7 +131,7 @@ class ModelRunner:
         match message:
             case LoadGrammar() | DropGrammar():
                 self.matchers.loader.order(message)
-            case LoadImage() | DropImage():
+            case LoadImage() | HurryImage() | DropImage():
                 assert self.images is not None, "an image for a model that sees none"
                 self.images.order(message)
             case LoadAdapter():

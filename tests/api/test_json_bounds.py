@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.api.http.json_bounds import LIMIT, MAX_OTHER_VALUES, JsonBounds
+from radixrt.api.http.json_bounds import _BLOCK, LIMIT, MAX_OTHER_VALUES, JsonBounds, count
 from radixrt.api.http.json_size import exact_size, upper_bound
 from radixrt.base.errors import RequestError
 
@@ -32,10 +33,16 @@ def values_of(value: Any) -> int:
 def test_counts_are_those_of_the_parsed_value(value: Any, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
     exact, bound = exact_size(text), upper_bound(text)
+    assert upper_bound(text, partial(count, text)) == bound
     assert exact.containers == containers_of(value)
     assert exact.members == members_of(value)
     assert values_of(value) <= exact.values <= values_of(value) + exact.containers
     assert not exact.exceeds(bound)
+
+
+def test_characters_of_all_blocks_are_counted() -> None:
+    text = b"[" + b"a" * (2 * _BLOCK) + b"[[" + b"," * _BLOCK
+    assert (count(text, b"["), count(text, b","), count(b"", b"[")) == (3, _BLOCK, 0)
 
 
 def members_of(value: Any) -> int:

@@ -17,7 +17,8 @@ from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.memory_need import memory_need
 from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, user
-from tests.engine.test_images import CHATS, EVERY, Sees
+from tests.engine.seeing import Sees
+from tests.engine.test_images import CHATS, EVERY
 from tests.models.gguf_files import write_gguf
 from tests.models.gguf_towers import write_mmproj
 

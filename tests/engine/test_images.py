@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.layers.linear import ColumnParallelLinear, RowParallelLinear
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
+from radixrt.messages.images import SHORTEST_PAGE, DropImage, image_key_ids
 from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.models.loader import load_model
@@ -31,21 +30,18 @@ from radixrt.models.mtp import MtpHead
 from radixrt.models.vision import tower
 from radixrt.models.vision.sees import ImageRows
 from radixrt.scheduler.sequence import Sequence
-from radixrt.tokenizer.images.places import ImagePlacer
-from radixrt.tokenizer.images.processor import ImageProcessor
-from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.images import tensor_file
+from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.worker.image_positions import ImagePart
 from radixrt.worker.threads import use_threads
 from tests.checkpoints.draft_heads import watch_drafts
 from tests.checkpoints.image_checkpoints import (
     FAMILIES,
     OTHER_TEXTS,
-    OWN_SIZES,
+    SPECIAL,
     TILE,
     VOCAB_SIZE,
-    OwnSizes,
     make_image_checkpoint,
     picture,
     png,
@@ -53,80 +49,15 @@ from tests.checkpoints.image_checkpoints import (
 )
 from tests.checkpoints.mtp_checkpoints import add_mtp
 from tests.engine.in_process import GREEDY, InProcessEngine
+from tests.engine.seeing import LIMITS, Chat, Sees
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))
-LIMITS = Limits(1024, 4096, VOCAB_SIZE)
 
 SOME = FAMILIES if THOROUGH else ["llava", "gemma3", "qwen3_vl", "qwen3_5"]
 """One of each kind: plain, whole images, positions in three axes, recurrent layers."""
 
-Chat = list[dict[str, Any]]
-
-
-class Sees:
-    """A checkpoint that sees images: the engine's encoder of prompts, and transformers'."""
-
-    def __init__(self, family: str, folder: Path, served: Callable[[Path], Path] = Path) -> None:
-        self.family = family
-        self.folder = make_image_checkpoint(family, folder)
-        self.served = served(self.folder)
-        vision = self.engine().info.vision
-        assert isinstance(vision, VisionInfo)
-        self.vision = vision
-        vocabulary = Vocabulary.load(ServerConfig(model_path=str(self.served)))
-        placeholder = vocabulary.special_tokens[vision.image_token].content
-        self._encoder = PromptEncoder(vocabulary)
-        self._encoder.serve_images(
-            ImagePlacer(ImageProcessor(self.served, vision), placeholder), ""
-        )
-
-    def engine(self, **settings: Any) -> InProcessEngine:
-        return InProcessEngine(self.served, page_size=8, context_length=1024, **settings)
-
-    def encode(self, chat: Chat) -> EncodedPrompt:
-        return self._encoder.encode(ChatPrompt(chat), LIMITS)
-
-    @functools.cached_property
-    def _transformers(self) -> tuple[Any, Any]:
-        """The model and its processor."""
-        model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
-        if self.family in OWN_SIZES:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
-            return model, OwnSizes(self.family, tokenizer)
-        return model, transformers.AutoProcessor.from_pretrained(self.folder)
-
-    @property
-    def processor(self) -> Any:
-        """transformers', or what stands for it."""
-        return self._transformers[1]
-
-    def reference(self, chat: Chat) -> tuple[list[int], np.ndarray]:
-        """transformers' token ids of a chat, and the logits behind it."""
-        model, _ = self._transformers
-        inputs = self._inputs(chat)
-        with torch.inference_mode():
-            logits = model(**inputs).logits[0, -1]
-        return inputs["input_ids"][0].tolist(), logits.numpy()
-
-    def reference_answer(self, chat: Chat, count: int, model: Any = None) -> list[int]:
-        """The tokens that transformers generates, or another model than the checkpoint's."""
-        model = self._transformers[0] if model is None else model
-        inputs = self._inputs(chat)
-        ids = model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
-        return ids[0, inputs["input_ids"].shape[1] :].tolist()
-
-    def _inputs(self, chat: Chat) -> Any:
-        images = [
-            transformers.image_utils.load_image(part["data"])
-            for message in chat
-            for part in message["content"]
-            if isinstance(part, dict) and part["type"] == "image"
-        ]
-        text = self.processor.apply_chat_template(chat, add_generation_prompt=True)
-        return self.processor(
-            text=text, images=images or None, return_tensors="pt", add_special_tokens=False
-        )
+LOAD_ORDER = ProcessedImage.load_order
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -239,6 +170,48 @@ def test_no_step_splits_an_image_whose_tokens_see_one_another(
     monkeypatch.setattr(images, "rows", watched)
     engine.generate(prompts)
     assert parts == {(0, prompts[0].images[0].num_tokens)}
+
+
+@pytest.mark.parametrize("sees", ["qwen3_vl"], indirect=True)
+def test_tensors_in_files_change_no_bit(
+    sees: Sees, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_file, "MAX_SENT_BYTES", 0)
+    monkeypatch.setattr(
+        ProcessedImage, "load_order", functools.partialmethod(LOAD_ORDER, by_file=True)
+    )
+    placed = sees.encoder(tmp_path).encode(ChatPrompt(THREE), LIMITS)
+    assert len(list(tmp_path.iterdir())) == 3
+    found = logits_of(sees.engine(), placed)
+    assert (found == logits_of(sees.engine(), sees.encode(THREE))).all()
+    assert len(list(tmp_path.iterdir())) == 3, "workers have read the others"
+
+
+def test_texts_with_the_tokens_of_images_are_texts(sees: Sees) -> None:
+    """A client writes about them. The placeholders are those of its image alone."""
+    words = f" I write {' and '.join(SPECIAL[sees.family])} here. "
+    prompt = sees.encode([user(words, picture(1), words)])
+    (tokens,) = {sum(run.num_tokens for run in prompt.images), prompt.pictures[0].num_tokens}
+    ids, keys = np.array(prompt.token_ids), unpack_ids(prompt.key_ids)
+    assert (ids == sees.vision.image_token).sum() == (keys < 0).sum() == tokens
+    for run in prompt.images:
+        assert (ids[run.start : run.start + run.num_tokens] == sees.vision.image_token).all()
+    assert prompt.text is not None and prompt.text.count(words) == 2
+
+
+@pytest.mark.parametrize("sees", ["llava", "qwen3_vl"], indirect=True)
+def test_an_answer_with_the_token_of_images_is_named_as_the_cause(sees: Sees) -> None:
+    """A model may write it, and its answer comes back as the tokens that it wrote."""
+    question = user("Draw a picture.")
+    first = sees.encode([question])
+    assert first.text is not None
+    image_token = sees.vision.image_token
+    sees.vocabulary.segments.answers.keep(first.text, "Here:", [5, image_token, 6], BASE_ROOT)
+    chat = [question, {"role": "assistant", "content": "Here:"}]
+    again = sees.encode([*chat, user("Thanks.")])
+    assert image_token in again.token_ids and not again.images, "without images it is a token"
+    with pytest.raises(RequestError, match=r"An earlier answer .* the model's token for images"):
+        sees.encode([*chat, user("And this?", picture(1))])
 
 
 def shortened(prompt: EncodedPrompt, end: int) -> EncodedPrompt:

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.calls import CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.images import ImageLoaded, ImageRun, LoadImage
 from radixrt.messages.message import Message
 from radixrt.messages.requests import (
     NO_HINTS,
@@ -127,6 +128,7 @@ class EngineModel:
         messages_end: int = 0,
         shares: bool = False,
         idle: IdleKind = "",
+        images: Sequence[ImageRun] = (),
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -141,6 +143,7 @@ class EngineModel:
             token_ids=pack_ids(prompt),
             num_output=num_output,
             messages_end=messages_end,
+            images=list(images),
             grammar=use,
             has_begun=num_output > 0,
             options=RequestOptions(
@@ -154,6 +157,10 @@ class EngineModel:
                 idle=idle,
             ),
         )
+        for run in images:
+            self.scheduler.images.load(LoadImage(key=run.image, pixels=b"", shape=(0,)))
+            if self.scheduler.images.take_orders():
+                self.scheduler.loaded(ImageLoaded(key=run.image))
         refused = self.scheduler.add(request)
         assert refused is None or refused.grammar_lost
         self.requests[seq_id] = request

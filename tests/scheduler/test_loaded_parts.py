@@ -1,13 +1,15 @@
 """The grammars and images that a scheduler was sent: who waits for them, and who is refused without
 them."""
 
+from pathlib import Path
+
 import pytest
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.images import ImageLoaded, ImageRun, LoadImage
+from radixrt.messages.images import DropImage, HurryImage, ImageLoaded, ImageRun, LoadImage
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest
 from radixrt.scheduler.scheduler import Scheduler
@@ -155,3 +157,42 @@ def test_a_sequence_waits_until_every_rank_has_seen_all_of_its_images(
             assert scheduler.loaded(ImageLoaded(key=keys[number])) == []
     plan = scheduler.plan()
     assert plan is not None and len(plan.admit) == 1
+
+
+def test_the_file_of_a_large_image_is_removed_when_every_rank_has_read_it(
+    scheduler: Scheduler, tmp_path: Path
+) -> None:
+    images, key = scheduler.images, bytes(32)
+    first, again, other = (tmp_path / name for name in ("first", "again", "other"))
+    for file in (first, again, other):
+        file.write_bytes(b"pixels")
+
+    def load(file: Path, key: bytes = key) -> None:
+        images.load(LoadImage(key=key, pixels=b"", shape=(0,), file=str(file)))
+
+    load(first)
+    scheduler.loaded(ImageLoaded(key=key))
+    images.drop(DropImage(key))
+    load(again)
+    assert first.exists() and not again.exists(), "it is still being read, and wanted again"
+    load(other, bytes(31) + b"1")
+    scheduler.loaded(ImageLoaded(key=key, error="damaged"))
+    assert not first.exists() and other.exists()
+    images.drop(DropImage(bytes(31) + b"1"))
+    for _ in range(2):
+        scheduler.loaded(ImageLoaded(key=bytes(31) + b"1"))
+    assert not other.exists() and len(images) == 1
+
+
+def test_an_image_is_hurried_while_a_rank_works_on_it(scheduler: Scheduler) -> None:
+    images, key = scheduler.images, bytes(32)
+    load, hurry = LoadImage(key=key, pixels=b"", shape=(0,), idle="expected"), HurryImage(key)
+    images.hurry(hurry)
+    assert images.take_orders() == [], "nothing is known of it"
+    images.load(load)
+    scheduler.loaded(ImageLoaded(key=key))
+    images.hurry(hurry)
+    assert images.take_orders() == [load, hurry]
+    scheduler.loaded(ImageLoaded(key=key))
+    images.hurry(hurry)
+    assert images.take_orders() == []

@@ -189,6 +189,17 @@ def test_ten_turns_about_an_image_run_the_tower_once(seeing: Server) -> None:
     assert seeing.info()["stats"]["images_computed"] == before + 1
 
 
+def test_an_image_of_an_expected_prompt_is_seen_in_idle_time(seeing: Server) -> None:
+    parts = [of_image(png(picture(41))), QUESTION_PART]
+    before = seeing.info()["stats"]["images_computed"]
+    body = {"messages": [{"role": "user", "content": parts}], "priority": "idle"}
+    warmed = httpx.post(f"{seeing.url}/v1/cache/warm", json=body, timeout=60)
+    assert warmed.status_code == 200, warmed.text
+    usage = chat(seeing, *parts).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 20
+    assert seeing.info()["stats"]["images_computed"] == before + 1
+
+
 def test_the_explanation_names_the_image(seeing: Server) -> None:
     text = "Compare these: "
     one, two, other = (of_image(png(picture(seed))) for seed in (21, 22, 23))

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from radixrt.tokenizer.fair_queue import FairQueue
+from radixrt.tokenizer.fair_queue import FairQueue, goes_on
 
 
 class Prompt:
@@ -51,6 +51,37 @@ def test_cancelled_work_takes_no_memory_while_other_work_runs() -> None:
 
     assert asyncio.run(prompts_kept()) == 2
     assert done == [2, 5]
+
+
+def test_work_that_goes_on_does_not_count_as_hung() -> None:
+    """As that of a request with many images does."""
+    goes_on()  # outside of the queue it says nothing
+
+    async def times() -> tuple[float, float]:
+        queue, steps = FairQueue(), [threading.Event() for _ in range(3)]
+        serving = asyncio.create_task(queue.serve())
+
+        def work() -> None:
+            steps[0].wait()
+            goes_on()
+            steps[1].set()
+            steps[2].wait()
+
+        running = asyncio.create_task(queue.run("a", "first", 1, work))
+        await asyncio.sleep(0.05)
+        before = queue.seconds_at_work()
+        steps[0].set()
+        steps[1].wait()
+        after = queue.seconds_at_work()
+        steps[2].set()
+        await running
+        assert queue.seconds_at_work() == 0
+        serving.cancel()
+        queue.close()
+        return before, after
+
+    before, after = asyncio.run(times())
+    assert 0 < after < before
 
 
 class Panic(BaseException):

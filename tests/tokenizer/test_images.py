@@ -5,6 +5,7 @@ import io
 import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +16,20 @@ from transformers.image_utils import load_image
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
-from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
+from radixrt.messages.images import (
+    SHORTEST_PAGE,
+    DropImage,
+    HurryImage,
+    ImageRun,
+    LoadImage,
+    VisionInfo,
+)
 from radixrt.tokenizer.explain.records import PromptRecord
-from radixrt.tokenizer.images import decoding
 from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
 from radixrt.tokenizer.images.places import NO_PLACEHOLDER, ImagePlacer
 from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.images.sent_images import SentImages
+from radixrt.tokenizer.images.tensor_file import MAX_SENT_BYTES, put_into_file
 from tests.checkpoints.image_checkpoints import picture, png
 from tests.servers.fake_scheduler import engine_info
 
@@ -113,17 +121,6 @@ def test_a_bomb_beside_the_pixels_is_not_unpacked(kind: bytes) -> None:
     assert most < 1 << 23, "half of what it grows to"
 
 
-def test_a_large_file_is_decoded_in_parts() -> None:
-    noise = np.random.default_rng(2).integers(0, 256, (800, 800, 3), dtype=np.uint8)
-    data = png(Image.fromarray(noise))
-    assert len(data) > 2 * decoding._PART
-    assert np.array_equal(np.asarray(decode_image(data, "Image 1")), noise)
-    for place in (decoding._PART + 5, len(data) - 9):
-        broken = f"{data[:place]}%{data[place + 1 :]}"
-        with pytest.raises(RequestError, match="is not valid base64"):
-            decode_image(broken, "Image 1")
-
-
 def test_a_cut_file_is_refused_wherever_it_ends() -> None:
     for form in ("PNG", "JPEG", "WEBP"):
         file = base64.b64decode(png(picture(3, 200, 150), form))
@@ -146,7 +143,7 @@ def test_random_damage_is_an_image_or_an_error_of_the_request() -> None:
                 assert error.status in (400, 413)
 
 
-def processed(number: int, num_bytes: int) -> ProcessedImage:
+def processed(number: int, num_bytes: int = 100) -> ProcessedImage:
     pixels = np.zeros((1, 3, 2, 2), dtype=np.float32)
     return ProcessedImage(bytes([number]) * 32, pixels, (0, 0), (4,), num_bytes)
 
@@ -177,6 +174,45 @@ def test_images_without_users_stay_within_a_number_of_bytes() -> None:
         images.check_room([processed(8, 300)])
     assert full.value.status == 503 and full.value.retry_after_s
     images.check_room([processed(8, 200)])
+
+
+def test_an_image_for_idle_times_is_hurried_by_the_first_other_answer() -> None:
+    sent: list[Any] = []
+    images, one, other = SentImages(sent.append, max_idle_bytes=150), *map(processed, (1, 2))
+    for idle in ("expected", "arriving", "", ""):
+        images.use(one, idle)
+    assert [type(message) for message in sent] == [LoadImage, HurryImage]
+    assert sent[0].idle == "expected" and sent[1].key == one.key
+    images.use(other)
+    images.use(other, "expected")
+    assert len(sent) == 3 and sent[2].idle == ""
+    images = SentImages(sent.append, max_idle_bytes=150)
+    sent.clear()
+    for image in (one, other):  # the second drops the first
+        images.use(image, "expected")
+        images.release(image.key)
+    images.use(one)
+    assert [type(message) for message in sent] == [LoadImage, LoadImage, DropImage, LoadImage]
+
+
+def test_large_tensors_go_to_workers_on_this_machine_in_files(tmp_path: Path) -> None:
+    values = np.random.default_rng(3).random((1, 3, 600, 600), dtype=np.float32)
+    assert values.nbytes > MAX_SENT_BYTES
+    assert put_into_file(tmp_path, values[:, :, :300]) is None
+    assert put_into_file(tmp_path / "missing", values) is None
+    file = put_into_file(tmp_path, values)
+    assert file is not None and (file.values == values).all()
+    image = ProcessedImage(bytes(32), file.values, (0, 0), (4,), values.nbytes, file)
+    sent: list[Any] = []
+    for by_file in (True, True, False):
+        SentImages(sent.append, by_file=by_file).use(image)
+    local, another, joined = sent
+    assert not local.pixels and not another.pixels and local.file != another.file
+    assert not joined.file and joined.pixels == values.tobytes()
+    Path(another.file).unlink()
+    del image, file
+    assert [str(one) for one in tmp_path.iterdir()] == [local.file], "its reader removes it"
+    assert Path(local.file).read_bytes() == values.tobytes()
 
 
 def test_an_explanation_counts_images_and_not_their_tiles() -> None:

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from radixrt.messages.images import DropImage, LoadImage
+from radixrt.messages.images import DropImage, HurryImage, LoadImage
+from radixrt.messages.requests import IdleKind
 from radixrt.worker.image_positions import ImagePart
 from radixrt.worker.images import BESIDE_STEPS_S, ImageFeatures
 
@@ -37,9 +40,9 @@ class Model:
         return torch.full((2, 3), pixel)
 
 
-def load(pixel: float) -> LoadImage:
+def load(pixel: float, idle: IdleKind = "") -> LoadImage:
     pixels = np.full((1, 3, 1, 1), pixel, dtype="<f4")
-    return LoadImage(key=key_of(pixel), pixels=pixels.tobytes(), shape=pixels.shape)
+    return LoadImage(key=key_of(pixel), pixels=pixels.tobytes(), shape=pixels.shape, idle=idle)
 
 
 def key_of(pixel: float) -> bytes:
@@ -89,3 +92,36 @@ def test_features_are_forgotten_with_their_image_alone() -> None:
     images.order(load(1.0))
     assert [one.key for one in images.work(math.inf)] == [key_of(1.0)]
     assert images.num_computed == 3
+
+
+def test_images_for_idle_times_wait_for_the_others_and_for_their_rest() -> None:
+    images = features(idle_share=0.25)
+    images.order(load(1.0, "expected"))
+    assert images.has_idle_work and not images.has_work
+    assert images.work_ahead(0.0) == [] and images.model.worked == [1.0] * 2  # type: ignore[attr-defined]
+    assert images.seconds_to_rest() > 0, "three times as long as it has worked"
+    images.order(load(2.0))
+    assert [one.key for one in images.work(math.inf)] == [key_of(2.0)]
+    assert not images.has_work and images.has_idle_work
+    images.order(HurryImage(key_of(1.0)))
+    assert images.has_work and not images.has_idle_work
+    assert [one.key for one in images.work(math.inf)] == [key_of(1.0)]
+    assert images.model.worked.count(1.0) == PIECES, "it has gone on"  # type: ignore[attr-defined]
+    images.order(HurryImage(key_of(1.0)))
+    assert not images.has_work
+    arriving = features(idle_share=0.25)
+    arriving.order(load(3.0, "arriving"))
+    assert [one.key for one in arriving.work_ahead(math.inf)] == [key_of(3.0)]
+    assert arriving.seconds_to_rest() == 0.0 and not arriving.has_idle_work
+    arriving.rest(5.0)
+    assert 4.0 < arriving.seconds_to_rest() <= 5.0
+
+
+def test_pixels_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "pixels").write_bytes(load(6.0).pixels)
+    images, missing = features(), str(tmp_path / "missing")
+    images.order(msgspec.structs.replace(load(6.0), pixels=b"", file=str(tmp_path / "pixels")))
+    images.order(msgspec.structs.replace(load(7.0), pixels=b"", file=missing))
+    found, failed = images.work(math.inf)
+    assert found.error is None and failed.error is not None
+    assert images.rows([ImagePart(key_of(6.0), 0, 0, 2)]).features.tolist() == [[6.0] * 3] * 2

@@ -9,9 +9,11 @@ quotes JSON: a process of its own counts those outside of strings.
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from radixrt.api.http import json_size
 from radixrt.api.http.json_size import JsonSize, upper_bound
@@ -31,6 +33,9 @@ MAX_OTHER_VALUES = 100_000
 COUNT_TIMEOUT_S = 10.0
 MAX_COUNTING = 2
 """Processes at a time."""
+
+_BLOCK = 1 << 18
+"""Characters that are compared at once: some that fit into a core's cache."""
 
 _COUNT = (sys.executable, "-I", "-S", json_size.__file__)
 
@@ -61,7 +66,7 @@ class JsonBounds:
 
     async def _check(self, text: bytes, limit: JsonSize, where: str) -> JsonSize:
         """The size of the text, at most."""
-        size = await self.in_turn(lambda: upper_bound(text))
+        size = await asyncio.to_thread(upper_bound, text, partial(count, text))
         if size.exceeds(limit):
             size = await self._exact_size(text)
         if size.exceeds(limit):
@@ -90,6 +95,19 @@ class JsonBounds:
                     process.kill()
                     await process.wait()
         return JsonSize(*map(int, output.split()))
+
+
+def count(text: bytes, character: bytes) -> int:
+    """How often a character stands in a text. ``bytes.count`` takes longer and holds Python's lock:
+    0.1 s for the five characters of a body of 26 MB, as a large image has.
+
+    >>> count(b"[1, [2]]", b"[")
+    2
+    """
+    characters, (wanted,) = np.frombuffer(text, np.uint8), character
+    starts = range(0, len(characters), _BLOCK)
+    blocks = (characters[start : start + _BLOCK] == wanted for start in starts)
+    return int(sum(map(np.count_nonzero, blocks)))
 
 
 def _without_token_fields(body: bytes) -> bytes:

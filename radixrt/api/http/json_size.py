@@ -5,6 +5,7 @@ Imports the standard library alone, so that a process that counts starts in some
 """
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -25,15 +26,18 @@ class JsonSize(NamedTuple):
         return any(number > most for number, most in zip(self, limit, strict=True))
 
 
-def upper_bound(text: bytes) -> JsonSize:
-    """Count brackets, colons and commas, in strings too: a bound from above in some milliseconds
-    for 32 MiB.
+def upper_bound(text: bytes, count: Callable[[bytes], int] | None = None) -> JsonSize:
+    """Count brackets, colons and commas, in strings too: a bound from above.
 
     >>> upper_bound(b'{"a": [1, 2], "b": "[{,:"}')
     JsonSize(containers=4, members=3, values=8)
+
+    Args:
+        count: of a character in the text, if there is a faster one than that of ``bytes``.
     """
-    containers = text.count(b"[") + text.count(b"{")
-    return JsonSize(containers, text.count(b":"), containers + text.count(b",") + 1)
+    count = count or text.count
+    containers = count(b"[") + count(b"{")
+    return JsonSize(containers, count(b":"), containers + count(b",") + 1)
 
 
 def exact_size(text: bytes) -> JsonSize:

@@ -164,7 +164,7 @@ class Gemma4Encoder(ImageEncoder):
         return (yield from in_rows(self._output, cost, squares.to(hidden.dtype)))
 
     def _embed(self, patches: Tensor, places: Tensor) -> Tensor:
-        return self.input_proj.forward(2 * (patches - 0.5)) + places
+        return self.input_proj.forward(2 * (patches.to(places.dtype) - 0.5)) + places
 
     def _output(self, squares: Tensor) -> Tensor:
         return self.embedding_projection.forward(self.norm.forward(squares))

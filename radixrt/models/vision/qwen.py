@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
@@ -115,8 +114,8 @@ class QwenEncoder(ImageEncoder):
 
     def embed(self, pixels: Tensor) -> Pieces:
         """[rows, columns, values of a patch] -> [patches, size]"""
-        proj = self.patch_embed.proj
-        return (yield from in_rows(proj.forward, products(proj), pixels.flatten(0, 1)))
+        patches, cost = pixels.flatten(0, 1), products(self.patch_embed)
+        return (yield from in_rows(self.patch_embed.forward, cost, patches))
 
     def merged(self, merger: Merger, hidden: Tensor) -> Pieces:
         """[patches, size] -> [squares, out_hidden_size]"""
@@ -185,7 +184,9 @@ class Qwen2_5Encoder(QwenEncoder):
         angles = self.squares(self.turns.angles(*self.places(rows, columns)))[order]
         angles = angles.view(rows * columns, -1)
         hidden = yield from self.embed(pixels)
-        hidden = self.squares(hidden)[order].view(rows * columns, -1)
+        squares = self.squares(hidden)
+        ordered = yield from in_rows(squares.__getitem__, squares.shape[1], order)
+        hidden = ordered.view(rows * columns, -1)
         layer: Any
         for index, layer in enumerate(self.blocks):
             segments = [(0, len(hidden))] if index in self.whole else windows
@@ -228,7 +229,11 @@ class Qwen3Encoder(QwenEncoder):
         places = self.places(rows, columns)
         angles = self.turns.angles(*places)
         hidden = yield from self.embed(pixels)
-        hidden = hidden + self._stretched(rows, columns)[places].to(hidden.dtype)
+        grid = (
+            torch.linspace(0, self.side - 1, count)[place]
+            for count, place in zip((rows, columns), places, strict=True)
+        )
+        hidden = yield from in_rows(self._placed, hidden.shape[1], hidden, *grid)
         outputs = {}
         layer: Any
         for index, layer in enumerate(self.blocks):
@@ -240,13 +245,28 @@ class Qwen3Encoder(QwenEncoder):
         merger: Any
         for index, merger in zip(self.deep, self.deepstack_merger_list, strict=True):
             features.append((yield from self.merged(merger, outputs[index])))
-        return torch.cat(features, 1)
+        cost = self.feature_layers * merged.shape[1]
+        return (yield from in_rows(lambda *layers: torch.cat(layers, 1), cost, *features))
 
-    def _stretched(self, rows: int, columns: int) -> Tensor:
-        """The learned positions, bilinear from corner to corner: [rows, columns, size] float32"""
-        grid = self.pos_embed.float().view(1, self.side, self.side, -1).permute(0, 3, 1, 2)
-        stretched = F.interpolate(grid, (rows, columns), mode="bilinear", align_corners=True)
-        return stretched[0].permute(1, 2, 0)
+    def _placed(self, patches: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        """Add the learned positions, bilinear between the four around each patch: [patches, size]
+
+        Args:
+            row, column: [patches] float32, places in the grid of learned positions.
+        """
+        position = torch.zeros(patches.shape)
+        for y, y_part in _ends(row, self.side):
+            for x, x_part in _ends(column, self.side):
+                learned = self.pos_embed[y * self.side + x].float()
+                position += learned * (y_part * x_part)[:, None]
+        return patches + position.to(patches.dtype)
+
+
+def _ends(places: Tensor, count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The whole numbers around places, and the part that each has: [n] of all four"""
+    low = places.long()
+    part = places - low
+    return (low, 1 - part), ((low + 1).clamp(max=count - 1), part)
 
 
 class QwenVL(SeesImages):

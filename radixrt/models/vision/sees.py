@@ -43,16 +43,16 @@ class ImageEncoder(nn.Module):
 
     @abstractmethod
     def tile_pieces(self, pixels: Tensor) -> Pieces:
-        """[channels, height, width] of one picture -> [its placeholders, feature_layers *
+        """[channels, height, width] float32 of one picture -> [its placeholders, feature_layers *
         hidden_size]"""
 
     def pieces(self, pixels: Tensor) -> Pieces:
-        """The features of an image: [tiles, channels, height, width] -> [placeholders,
+        """The features of an image: [tiles, channels, height, width] float32 -> [placeholders,
         feature_layers * hidden_size]"""
         parts = []
         for tile in pixels:
             parts.append((yield from self.tile_pieces(tile)))
-        return torch.cat(parts)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class SeesImages(LanguageModelOnly):

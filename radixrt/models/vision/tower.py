@@ -79,14 +79,22 @@ def rows_of_piece(cost: int) -> int:
 def in_rows(compute: Callable[..., Tensor], cost: int, *inputs: Tensor) -> Pieces:
     """Compute row by row, some in a piece: the function takes those rows of each input.
 
+    The rows are put into their place one piece at a time: joining those of a large image at the end
+    takes as long as some steps of an answer.
+
     Args:
         cost: see :func:`rows_of_piece`.
     """
-    rows, parts = rows_of_piece(cost), []
-    for start in range(0, len(inputs[0]), rows):
-        parts.append(compute(*(one[start : start + rows] for one in inputs)))
+    rows, count = rows_of_piece(cost), len(inputs[0])
+    first = compute(*(one[:rows] for one in inputs))
+    output = first.new_empty(count, *first.shape[1:])
+    output[:rows] = first
+    yield
+    for start in range(rows, count, rows):
+        end = start + rows
+        output[start:end] = compute(*(one[start:end] for one in inputs))
         yield
-    return torch.cat(parts)
+    return output
 
 
 def attend(projected: Tensor, segments: Segments, scale: float | None = None) -> Pieces:
@@ -96,16 +104,18 @@ def attend(projected: Tensor, segments: Segments, scale: float | None = None) ->
     Args:
         scale: of the scores; None: that of the head dimension to the power of -0.5.
     """
-    attended, width = [], projected[0, 0].numel()
+    width = projected[0, 0].numel()
+    attended = projected.new_empty(len(projected), width)
     for start, end in segments:
         keys, values = projected[start:end, 1:].permute(1, 2, 0, 3)[:, None].unbind(0)
         rows = rows_of_piece(2 * width * (end - start))
         for first in range(start, end, rows):
-            query = projected[first : min(first + rows, end), 0].transpose(0, 1)[None]
+            here = slice(first, min(first + rows, end))
+            query = projected[here, 0].transpose(0, 1)[None]
             found = F.scaled_dot_product_attention(query, keys, values, scale=scale)
-            attended.append(found[0].transpose(0, 1).flatten(1))
+            attended[here] = found[0].transpose(0, 1).flatten(1)
             yield
-    return torch.cat(attended)
+    return attended
 
 
 class FlatConvolution(nn.Module):
@@ -119,6 +129,12 @@ class FlatConvolution(nn.Module):
         super().__init__()
         self.shape = shape
         self.proj = linear(torch.Size(shape).numel(), outputs, bias)
+        self.dtype = torch.get_default_dtype()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[patches, values of a patch] float32 -> [patches, outputs]. Few rows are converted at a
+        time: a large image has 300 MB of them."""
+        return self.proj.forward(rows.to(self.dtype))
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         for name, slot in self.proj.weight_slots(path):
@@ -142,7 +158,8 @@ class PatchLinear(FlatConvolution):
         self.patch_size = side
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """[tiles, channels, height, width] -> [tiles, patches, channels * patch_size**2]"""
+        """[tiles, channels, height, width] float32 -> [tiles, patches, channels * patch_size**2]"""
+        pixels = pixels.to(self.dtype)
         return (
             F.unfold(pixels, self.patch_size, stride=self.patch_size).transpose(1, 2).contiguous()
         )

@@ -1,5 +1,7 @@
 """Decodes image files with Pillow. Format and size are read from the header and checked before any
-pixel is decoded."""
+pixel is decoded.
+
+:mod:`radixrt.tokenizer.images.decoder` does it in a process of its own."""
 
 import base64
 import binascii
@@ -40,14 +42,11 @@ DEFAULT_LIMITS = ImageLimits()
 MAX_SIDE = 1 << 15
 """Pixels of the longer side, so that no strip of one pixel's height becomes a huge tensor."""
 
-_PART = 1 << 20
-"""Characters in base64, four for three bytes, that are decoded at once."""
-
 _ANIMATED = ("PNG", "WEBP", "GIF")
 """Formats whose further pictures are frames; those of JPEG files are previews."""
 
 
-def decode_image(data: str, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Any:
+def decode_image(data: str | bytes, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Any:
     """A Pillow image in RGB, turned as its EXIF data say: what transformers' ``load_image`` makes
     of it.
 
@@ -61,15 +60,15 @@ def decode_image(data: str, where: str, limits: ImageLimits = DEFAULT_LIMITS) ->
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if (size := len(data) * 3 // 4) > limits.num_bytes + 2:
-        raise _refusal(
+        raise invalid_image(
             where,
             f"has {size} bytes; at most {limits.num_bytes} are taken (--max-image-mib). Scale it down",
             status=413,
         )
     try:
-        file = _decoded(data)
+        file = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _refusal(where, f"is not valid base64: {error}") from error
+        raise invalid_image(where, f"is not valid base64: {error}") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -83,20 +82,14 @@ def decode_image(data: str, where: str, limits: ImageLimits = DEFAULT_LIMITS) ->
         known = ", ".join(FORMATS)
         for name, beginning in _OTHERS.items():
             if re.match(beginning, file, re.DOTALL):
-                raise _refusal(
+                raise invalid_image(
                     where, f"has the format {name}; this server decodes {known}"
                 ) from error
-        raise _refusal(where, f"is in no format that this server decodes ({known})") from error
+        raise invalid_image(where, f"is in no format that this server decodes ({known})") from error
     except Image.DecompressionBombError as error:
         raise _too_large(where, limits) from error
     except Exception as error:  # Pillow raises many kinds at damaged files
-        raise _refusal(where, f"can't be decoded: {str(error)[:200]}") from error
-
-
-def _decoded(data: str) -> bytes:
-    """In parts: Python's lock is held for each, and with it the answers of others."""
-    parts = (data[start : start + _PART] for start in range(0, len(data), _PART))
-    return b"".join(base64.b64decode(part, validate=True) for part in parts)
+        raise invalid_image(where, f"can't be decoded: {str(error)[:200]}") from error
 
 
 def _check_header(image: Any, where: str, limits: ImageLimits) -> None:
@@ -104,18 +97,19 @@ def _check_header(image: Any, where: str, limits: ImageLimits) -> None:
     if width * height > limits.pixels or max(width, height) > MAX_SIDE:
         raise _too_large(where, limits, f" and has {width}x{height}")
     if not width or not height:
-        raise _refusal(where, "has no pixels")
+        raise invalid_image(where, "has no pixels")
     if image.format in _ANIMATED and getattr(image, "is_animated", False):
-        raise _refusal(where, f"is an animated {image.format}; send one of its frames")
+        raise invalid_image(where, f"is an animated {image.format}; send one of its frames")
 
 
 def _too_large(where: str, limits: ImageLimits, found: str = "") -> RequestError:
-    return _refusal(
+    return invalid_image(
         where,
         f"may have at most {limits.pixels} pixels (--max-image-pixels) and {MAX_SIDE} on a side{found}; scale it down",
         status=413,
     )
 
 
-def _refusal(where: str, reason: str, status: int = 400) -> RequestError:
+def invalid_image(where: str, reason: str, status: int = 400) -> RequestError:
+    """The error of an image that is refused."""
     return RequestError(f"{where} {reason}.", status=status, param="messages", code="invalid_image")

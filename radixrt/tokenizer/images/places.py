@@ -20,6 +20,8 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
+from radixrt.tokenizer.fair_queue import goes_on
+from radixrt.tokenizer.images.decoder import free_decoder
 from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.families import FAMILIES
 from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
@@ -58,22 +60,32 @@ class ImagePlacer:
 
     @classmethod
     def for_engine(
-        cls, info: EngineInfo, config: ServerConfig, vocabulary: Vocabulary
+        cls,
+        info: EngineInfo,
+        config: ServerConfig,
+        vocabulary: Vocabulary,
+        files: Path | None = None,
     ) -> "ImagePlacer | None":
         """Places images for the tower of an engine; None: it has none, its pages are too small, or
-        there is no token for images."""
+        there is no token for images.
+
+        Args:
+            files: folder for the tensors of large images.
+        """
         if info.vision is None or info.page_size < SHORTEST_PAGE:
             return None
         placeholder = vocabulary.special_tokens.get(info.vision.image_token)
         if placeholder is None:
             return None
         limits = ImageLimits(config.max_images, config.max_image_pixels, config.max_image_mib << 20)
-        processor = ImageProcessor(Path(config.model_path), info.vision, limits)
+        processor = ImageProcessor(Path(config.model_path), info.vision, limits, files)
         return cls(processor, placeholder.content)
 
     def prepare(self) -> None:
-        """Load the processor ahead of the first image. An error is the request's that needs it."""
-        with contextlib.suppress(RequestError):
+        """Load the processor and start a decoder ahead of the first image. An error is the
+        request's that needs them."""
+        with contextlib.suppress(RequestError, OSError), free_decoder() as decoder:
+            decoder.start()
             self._processor.prepare()
 
     def process(
@@ -108,6 +120,7 @@ class ImagePlacer:
                     param="messages",
                 )
             images.append(self._processor.process(part["data"], where))
+            goes_on()
             if (found := sum(image.num_tokens for image in images)) > most_tokens:
                 raise RequestError(
                     f"The first {len(images)} images have {found} tokens; the model takes {most_tokens}. Leave some out, or scale "

@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
-from radixrt.tokenizer.images.decoding import DEFAULT_LIMITS, ImageLimits, decode_image
+from radixrt.messages.requests import IdleKind
+from radixrt.tokenizer.fair_queue import goes_on
+from radixrt.tokenizer.images.decoder import free_decoder
+from radixrt.tokenizer.images.decoding import DEFAULT_LIMITS, ImageLimits
 from radixrt.tokenizer.images.families import FAMILIES, Grid
+from radixrt.tokenizer.images.tensor_file import TensorFile, put_into_file
 from radixrt.tokenizer.prompt.kept_answers import TokenMemory
 
 KEPT_BYTES = 128 << 20
@@ -35,16 +39,26 @@ class ProcessedImage:
     """Placeholders of each tile."""
     num_bytes: int
     """Memory in a worker: of the pixels, or of the features if they take more."""
+    file: TensorFile | None = None
+    """Has the pixels, if they are many."""
 
     @property
     def num_tokens(self) -> int:
         """Placeholders of all tiles."""
         return sum(self.runs)
 
-    def load_order(self) -> LoadImage:
-        """The message that brings it to the workers."""
-        pixels = self.pixels.astype("<f4", copy=False).tobytes()
-        return LoadImage(key=self.key, pixels=pixels, shape=self.pixels.shape)
+    def load_order(self, *, by_file: bool = False, idle: IdleKind = "") -> LoadImage:
+        """The message that brings it to the workers.
+
+        Args:
+            by_file: these are on this machine.
+        """
+        pixels, file = b"", ""
+        if by_file and self.file is not None:
+            file = self.file.link()
+        else:
+            pixels = self.pixels.astype("<f4", copy=False).tobytes()
+        return LoadImage(key=self.key, pixels=pixels, shape=self.pixels.shape, file=file, idle=idle)
 
     @functools.cached_property
     def key_ids(self) -> TokenIds:
@@ -57,14 +71,19 @@ class ImageProcessor:
 
     Args:
         folder: of the checkpoint.
+        files: folder for large tensors; None: they stay in memory.
     """
 
     def __init__(
-        self, folder: Path, vision: VisionInfo, limits: ImageLimits = DEFAULT_LIMITS
+        self,
+        folder: Path,
+        vision: VisionInfo,
+        limits: ImageLimits = DEFAULT_LIMITS,
+        files: Path | None = None,
     ) -> None:
         self.vision = vision
         self.limits = limits
-        self._folder = folder
+        self._folder, self._files = folder, files
         self._memory: TokenMemory[ProcessedImage] = TokenMemory(KEPT_BYTES)
         self._lock = threading.Lock()
 
@@ -109,10 +128,13 @@ class ImageProcessor:
             RequestError: it can't be decoded, or is too large.
         """
         self.prepare()
-        file_key = hashlib.sha256(data.encode()).digest()
+        content = data.encode(errors="surrogatepass")
+        file_key = hashlib.sha256(content).digest()
         found = self._memory.find(file_key)
         if found is None:
-            image = decode_image(data, where, self.limits)
+            with free_decoder() as decoder:
+                image = decoder.decode(content, where, self.limits)
+            goes_on()
             try:
                 found = self._process(image)
             except ValueError as error:  # as Qwen's does at strips
@@ -142,12 +164,16 @@ class ImageProcessor:
         runs = (vision.tokens_per_tile,) * len(values)
         if family.runs_of is not None:
             runs = family.runs_of(grid)
+        goes_on()
+        key = self._digest(values)
+        file = None if self._files is None else put_into_file(self._files, values)
         return ProcessedImage(
-            key=self._digest(values),
-            pixels=values,
+            key=key,
+            pixels=values if file is None else file.values,
             grid=grid,
             runs=runs,
             num_bytes=max(values.nbytes, sum(runs) * vision.feature_bytes),
+            file=file,
         )
 
     def _digest(self, values: NDArray[np.float32]) -> ImageKey:

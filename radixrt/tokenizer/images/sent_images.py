@@ -5,13 +5,15 @@ stay for the next turns of their chats, so that neither a later turn nor KV that
 the tower again.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.base.image_parts import IDLE_IMAGE_BYTES
-from radixrt.messages.images import DropImage
+from radixrt.messages.images import DropImage, HurryImage, ImageKey
+from radixrt.messages.requests import IdleKind
 from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.sent_parts import SentParts
 
@@ -22,12 +24,17 @@ MAX_IDLE_IMAGES = 4096
 
 
 class SentImages(SentParts):
-    """See ``SentParts``."""
+    """See ``SentParts``.
+
+    Args:
+        by_file: the workers are on this machine, and read the files of large images.
+    """
 
     def __init__(
         self,
         to_scheduler: Callable[[msgspec.Struct], None],
         *,
+        by_file: bool = False,
         max_idle_bytes: int = IDLE_IMAGE_BYTES,
         max_used_bytes: int = MAX_USED_BYTES,
     ) -> None:
@@ -35,6 +42,9 @@ class SentImages(SentParts):
             to_scheduler, DropImage, max_idle_bytes=max_idle_bytes, max_idle=MAX_IDLE_IMAGES
         )
         self._max_used_bytes = max_used_bytes
+        self._by_file = by_file
+        self._not_hurried: set[ImageKey] = set()
+        """Those that no answer has used but for idle times."""
 
     def check_room(self, images: Iterable[ProcessedImage]) -> None:
         """Check that images can be used beside those in use.
@@ -49,6 +59,21 @@ class SentImages(SentParts):
                 "The server has too many images at work; retry later.", status=503, retry_after_s=5
             )
 
-    def use(self, image: ProcessedImage) -> None:
-        """``use_part`` of an image."""
-        self.use_part(image.key, image.num_bytes, image.load_order)
+    def use(self, image: ProcessedImage, idle: IdleKind = "") -> None:
+        """``use_part`` of an image.
+
+        Args:
+            idle: whether it is for idle times; the first other answer hurries it.
+        """
+        is_new = not self.has(image.key)
+        order = functools.partial(image.load_order, by_file=self._by_file, idle=idle)
+        self.use_part(image.key, image.num_bytes, order)
+        if is_new and idle:
+            self._not_hurried.add(image.key)
+        elif not idle and image.key in self._not_hurried:
+            self._not_hurried.remove(image.key)
+            self._to_scheduler(HurryImage(image.key))
+
+    def _drop(self, key: bytes) -> None:
+        self._not_hurried.discard(key)
+        super()._drop(key)

@@ -1,0 +1,131 @@
+"""The process that decodes images: what it gives is what Pillow gives, and it ends alone."""
+
+import base64
+import os
+import resource
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from radixrt.base.errors import RequestError
+from radixrt.tokenizer.images.decoder import (
+    BYTES_OF_A_PIXEL,
+    MEMORY_BYTES,
+    NICENESS,
+    ImageDecoder,
+)
+from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
+from tests.checkpoints.image_checkpoints import picture, png
+from tests.tokenizer.test_images import FILES
+
+thorough = pytest.mark.skipif(
+    "RADIXRT_DETERMINISM" not in os.environ, reason="make determinism runs it"
+)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[ImageDecoder]:
+    decoder = ImageDecoder(cpu_seconds=1, longest_wait_s=600)
+    yield decoder
+    process = decoder.start()
+    process.kill()
+    process.wait()
+
+
+def decoded(decoder: ImageDecoder, data: str, *limits: ImageLimits) -> Image.Image:
+    return decoder.decode(data.encode(errors="surrogatepass"), "Image 1", *limits)
+
+
+def turned(orientation: int) -> str:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return png(picture(4, 37, 21), "JPEG", exif=exif)
+
+
+def test_it_decodes_as_pillow_does(decoder: ImageDecoder) -> None:
+    large = png(Image.fromarray(np.random.default_rng(2).integers(0, 256, (900, 700, 3), np.uint8)))
+    for data in (large, *FILES.values(), *map(turned, range(1, 9))):
+        found, expected = decoded(decoder, data), decode_image(data, "Image 1")
+        assert found.mode == expected.mode == "RGB" and found.size == expected.size
+        assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_its_errors_are_those_of_the_request(decoder: ImageDecoder) -> None:
+    data, limits = png(picture(1)), ImageLimits(pixels=40 * 30 - 1)
+    for bad, given, status in (
+        ("%%%%", limits, 400),
+        ("ä\ud800", limits, 400),
+        (data[:400], ImageLimits(), 400),
+        (data, limits, 413),
+        (data, ImageLimits(pixels=500), 413),
+        (data, ImageLimits(num_bytes=10), 413),
+    ):
+        with pytest.raises(RequestError, match=r"^Image 1 ") as refused:
+            decoded(decoder, bad, given)
+        assert refused.value.status == status and refused.value.code == "invalid_image"
+    assert decoded(decoder, data, ImageLimits(pixels=40 * 30)).size == (40, 30)
+
+
+def many_scans() -> bytes:
+    """A progressive JPEG whose last scan is there ten thousand times."""
+    file = base64.b64decode(png(picture(2, 2048, 2048), "JPEG", progressive=True, quality=5))
+    last = file.rindex(b"\xff\xda")
+    return file[:last] + file[last:-2] * (12 << 20 >> (len(file) - last).bit_length()) + file[-2:]
+
+
+def many_segments() -> bytes:
+    """A JPEG with EXIF data in parts of a byte, each of which Pillow adds to those before."""
+    file = base64.b64decode(png(picture(2), "JPEG"))
+    return file[:2] + b"\xff\xe1\0\x09Exif\0\0a" * (1 << 19) + file[2:]
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        many_segments,
+        pytest.param(many_scans, marks=thorough),
+    ],
+)
+def test_a_small_file_that_takes_long_is_refused(decoder: ImageDecoder, bomb: object) -> None:
+    assert callable(bomb)
+    data = base64.b64encode(bomb()).decode()
+    assert len(data) < 20 << 20
+    process = decoder.start()
+    with pytest.raises(RequestError, match=r"Image 1 .* too much time") as refused:
+        decoded(decoder, data)
+    assert refused.value.status == 400
+    assert process.returncode == -signal.SIGXCPU
+    assert decoded(decoder, png(picture(1))).size == (40, 30)
+
+
+def test_it_yields_to_others_and_takes_little_memory(decoder: ImageDecoder) -> None:
+    limits = ImageLimits(pixels=40 * 30)
+    assert decoded(decoder, png(picture(1)), limits).size == (40, 30)
+    number = decoder.start().pid
+    own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, number))
+    assert its == min(own + NICENESS, 19)
+    most, _ = resource.prlimit(number, resource.RLIMIT_AS)
+    assert most == MEMORY_BYTES + BYTES_OF_A_PIXEL * limits.pixels
+
+
+def test_one_that_dies_or_stops_is_replaced() -> None:
+    decoder = ImageDecoder(longest_wait_s=0.05)
+    process = decoder.start()
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RequestError, match="too much time"):
+        decoded(decoder, png(picture(1)))
+    assert process.returncode == -signal.SIGKILL
+    replaced = ImageDecoder()
+    first = replaced.start()
+    decoded(replaced, png(picture(1)))
+    first.kill()
+    first.wait()
+    assert decoded(replaced, png(picture(1))).size == (40, 30)
+    second = replaced.start()
+    assert second is not first
+    assert second.stdin is not None
+    second.stdin.close()
+    assert second.wait(10) == 0, "it ends with its parent"
