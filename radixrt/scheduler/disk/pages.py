@@ -46,6 +46,9 @@ MAX_SLOTS = 1 << 19
 """Most pages on disk; each takes some 600 bytes of the scheduler's memory."""
 MAX_WANTED = 1 << 16
 """Pages that wait to be written."""
+LOOK_EVERY = 1024
+"""Pages that are dropped from one look at the folders of others to the next: each takes some 0.1
+ms."""
 _BROKEN_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 """Errors with which a server starts all the same."""
 COMPACT_ABOVE = 1024
@@ -143,6 +146,8 @@ class DiskPages:
         self.error = ""
         """Why nothing is written any more."""
         self.written_pages = self.dropped_pages = self.damaged_pages = 0
+        self._next_look = 0
+        """Dropped pages after which to look for another folder to remove."""
 
     def keep_states(self, kept: KeptStates, state_bytes: int) -> None:
         """Write states of recurrent layers, too.
@@ -244,7 +249,8 @@ class DiskPages:
         there is none."""
         if not self._is_open:
             self._is_open = True
-            return OpenPages(path=str(self.directory.path / "pages"))
+            path = str(self.directory.path / "pages")
+            return OpenPages(path=path, num_slots=self.index.num_slots)
         leaving, self._leaving = self._leaving, []
         states = [] if self.states is None else self.states.take_leaving()
         if self.error:
@@ -299,11 +305,18 @@ class DiskPages:
             return None
         if is_dropped:
             self._drop([slot])
-            if self.directory.drop_oldest():
-                self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
+            if self.dropped_pages >= self._next_look:
+                self._take_room_of_others()
         self._writing[slot] = name
         self._being_written.add(name.digest)
         return slot
+
+    def _take_room_of_others(self) -> None:
+        """Remove a folder that nobody uses, in place of further pages of this one."""
+        if self.directory.drop_oldest(round(1 / self._share)):
+            self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
+        else:
+            self._next_look = self.dropped_pages + LOOK_EVERY
 
     def written(self, message: PagesWritten) -> None:
         """Note what the worker has written."""
