@@ -414,6 +414,17 @@ def test_a_smaller_quota_shrinks_the_file_and_keeps_what_fits(tmp_path: Path) ->
     disk.close()
 
 
+def test_a_directory_full_of_another_model_makes_room_for_this_one(tmp_path: Path) -> None:
+    churn, quota = Churn(), 1 << 20
+    other = CacheDirectory.own(tmp_path / "cache", {"weights": "others"}, patience_s=0.0)
+    (other.path / "pages").write_bytes(bytes(2 * quota))
+    other.close()
+    disk = churn.open(tmp_path / "cache", quota)
+    churn.evict(disk, 0)
+    assert len(disk.index) == NUM_PAGES and not other.path.exists()
+    disk.close()
+
+
 def test_folders_of_others_are_looked_for_once_in_a_thousand_dropped_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
