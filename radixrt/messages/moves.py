@@ -46,6 +46,8 @@ class OpenPages(Message, frozen=True, kw_only=True):
     behind the first one's, their names end with the rank."""
 
     path: str
+    num_slots: int
+    """What is behind them is cut off: the quota was larger."""
 
 
 class SavePages(Message, frozen=True, kw_only=True):

@@ -59,6 +59,18 @@ def test_a_frame_of_a_hybrid_model_tells_of_its_states(server: RunningServer) ->
     assert re.search(r"states +12 kept \(3 MiB\); 25.0% of prompt tokens", text)
 
 
+def test_a_frame_tells_what_is_on_disk(server: RunningServer) -> None:
+    cache = ServerWatch(server.url).read().engine.cache
+    none = msgspec.structs.replace(cache, disk_pages=0, disk_stopped=0)
+    assert "pages written" not in drawn(server, cache=none)
+    full = msgspec.structs.replace(
+        cache, disk_pages=8, disk_tokens=50, prompt_tokens=200, disk_pages_written=9, disk_stopped=1
+    )
+    text = " ".join(drawn(server, cache=full).split())
+    assert f"disk {8 * cache.page_size} tokens, 25.0% of prompt tokens read from there" in text
+    assert "9 pages written" in text and "Nothing is written any more" in text
+
+
 def test_a_frame_tells_the_drafts_of_each_drafter(server: RunningServer) -> None:
     stats = ServerWatch(server.url).read().engine.stats
     none = dict.fromkeys(stats.drafted_tokens, 0)

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 
 from radixrt.base.errors import ConfigError
 from radixrt.bench.cache.bounds import belady, infinite_cache
-from radixrt.bench.cache.replay import Setup, replay
+from radixrt.bench.cache.engine import NO_DISK, DiskModel
+from radixrt.bench.cache.replay import Replay, Setup, replay
 from radixrt.bench.cache.result import prefill_flops
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
 from radixrt.cli.main import main
@@ -270,3 +271,23 @@ def test_a_missing_trace_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
         main(["bench", "cache", "nowhere.jsonl"])
     assert exit_.value.code == 1
     assert "nowhere.jsonl can't be read" in capsys.readouterr().err
+
+
+def test_a_disk_gives_back_what_memory_has_lost_unless_it_is_slow() -> None:
+    """Twelve documents, twice in turn: LRU has always evicted the next one."""
+    blocks = [np.arange(10 * number, 10 * number + 10) for number in range(12)]
+    requests = [
+        TraceRequest(float(turn), 10 * BLOCK_TOKENS, 8, blocks[turn % 12]) for turn in range(24)
+    ]
+    trace = Trace("documents", requests)
+
+    def run(disk: DiskModel) -> Replay:
+        return replay(trace, Setup(40 * BLOCK_TOKENS, disk=disk))
+
+    room = 400 * BLOCK_TOKENS
+    assert sum(run(NO_DISK).cached_tokens) == 0
+    fast = run(DiskModel(room))
+    assert sum(fast.cached_tokens) == fast.disk_tokens >= 0.8 * trace.prompt_tokens / 2
+    assert fast.written_tokens >= fast.disk_tokens
+    assert run(DiskModel(room, tokens_per_s=1000.0)).disk_tokens < fast.disk_tokens / 4
+    assert run(DiskModel(20 * BLOCK_TOKENS)).disk_tokens < fast.disk_tokens / 4

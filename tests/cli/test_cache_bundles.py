@@ -1,14 +1,19 @@
 """Bundles: KV that is exported on one directory and imported into another."""
 
+import errno
+import hashlib
+import os
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError
 from radixrt.kv.store.directory import CacheDirectory
-from radixrt.scheduler.disk.bundle import import_bundle, read_bundle
+from radixrt.scheduler.disk.bundle import MAGIC, Head, import_bundle, read_bundle
 from radixrt.worker.fingerprint import machine_parts
 from tests.command_line import run_here
 
@@ -101,6 +106,43 @@ def test_damaged_bundles_are_refused(bundle: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             import_bundle(copy, tmp_path / "cache", 1.0, {})
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "lie", [{"slot_bytes": 0}, {"slot_bytes": -1}, {"slot_bytes": 1 << 60}, {"page_size": 0}]
+)
+def test_a_bundle_that_lies_about_its_pages_is_refused(
+    bundle: Path, tmp_path: Path, lie: dict[str, int]
+) -> None:
+    content, start = bundle.read_bytes()[: -hashlib.sha256().digest_size], len(MAGIC) + 8
+    length = int.from_bytes(content[len(MAGIC) : start], "little")
+    head = msgspec.msgpack.decode(content[start : start + length], type=Head)
+    head = replace(head, header=replace(head.header, **lie))
+    new = msgspec.msgpack.encode(head)
+    lying = MAGIC + len(new).to_bytes(8, "little") + new + content[start + length :]
+    (tmp_path / "lying.rdx").write_bytes(lying + hashlib.sha256(lying).digest())
+    with pytest.raises(ConfigError, match="its pages are not as long"):
+        import_bundle(tmp_path / "lying.rdx", tmp_path / "cache", 1.0, {})
+
+
+def test_what_a_full_disk_has_room_for_is_imported(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, pwrite = [], os.pwrite
+
+    def fill(fd: int, content: bytes, at: int) -> int:
+        written.append(at)
+        if len(content) > 64 and len(written) > 4:  # the first is not a page
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, content, at)
+
+    here = machine_parts()
+    monkeypatch.setattr("radixrt.scheduler.disk.bundle.os.pwrite", fill)
+    with pytest.raises(ConfigError, match=r"room for 3 pages of \d+: No space left"):
+        import_bundle(bundle, tmp_path / "cache", 1.0, here)
+    monkeypatch.undo()
+    total = read_bundle(bundle)[0].num_pages
+    assert import_bundle(bundle, tmp_path / "cache", 1.0, here) == total - 3
 
 
 def test_a_directory_in_use_is_refused(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

@@ -68,6 +68,16 @@ def test_little_memory_and_a_long_folder_for_sockets_are_found(
     assert next(iter(machine.files())).level == "error"
 
 
+def test_the_setting_that_lets_kv_outlive_a_worker_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for setting in ("never", "deny", "advise", ""):
+        monkeypatch.setattr(machine, "shared_huge_pages", lambda setting=setting: setting)
+        (shared,) = [one for one in machine.memory() if one.subject == "shared KV"]
+        assert (setting or "unknown") in shared.fact
+        assert ("shmem_enabled" in shared.advice) == (setting in ("never", "deny"))
+
+
 def test_models_lists_the_hub_cache_with_reasons(
     checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,7 +157,15 @@ def test_evicted_pages_come_back_from_disk(server: Server) -> None:
     server.answer(PROMPT)
     for number in range(4):
         server.answer([100 + number] * 150)
-    assert server.answer(PROMPT) > 0
+    sequence = server.engine.scheduler.open.get(server.engine.add(PROMPT))
+    server.settle()
+    read = sequence.disk_read
+    assert read is not None and read.tokens > 0
+    assert read.evicted_s_ago is not None and 0 < read.evicted_s_ago < 60
+    server.restart()
+    sequence = server.engine.scheduler.open.get(server.engine.add(PROMPT))
+    server.settle()
+    assert sequence.disk_read is not None and sequence.disk_read.evicted_s_ago is None
 
 
 def is_on_disk(server: Server, prompt: list[int]) -> bool:

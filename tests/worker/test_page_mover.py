@@ -37,7 +37,7 @@ from radixrt.messages.moves import (
     state_part,
 )
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, page_names
-from radixrt.scheduler.disk.pages import DiskPages
+from radixrt.scheduler.disk.pages import LOOK_EVERY, DiskPages
 from radixrt.scheduler.disk.ranks import RankAnswers
 from radixrt.worker.kv.page_mover import PageMover
 
@@ -292,7 +292,7 @@ def test_without_a_file_writing_stops(store: Store, tmp_path: Path) -> None:
     (replica,) = (tmp_path / "cache").glob("*/r0")
     (replica / "pages").unlink()
     (replica / "pages").symlink_to(tmp_path / "elsewhere")
-    store.order(OpenPages(path=str(replica / "pages")))
+    store.order(OpenPages(path=str(replica / "pages"), num_slots=NUM_PAGES))
     ids = np.arange(40, dtype=np.int32)
     store.disk.names.stored(BASE_ROOT, None, ids, np.arange(10, dtype=np.int32))
     store.disk.begin_plan()
@@ -317,7 +317,7 @@ def test_a_kept_state_comes_back_in_parts_of_the_size_of_a_page(tmp_path: Path) 
     answers: queue.SimpleQueue[PagesWritten | PagesRead] = queue.SimpleQueue()
     mover = PageMover(pool, answers.put, states=tables)
     assert mover.page_bytes == 40, "a state of 106 bytes has three parts"
-    mover.take(OpenPages(path=str(tmp_path / "pages")))
+    mover.take(OpenPages(path=str(tmp_path / "pages"), num_slots=NUM_PAGES))
     slots, digests = pack_ids([4, 1, 7]), bytes(3 * DIGEST_BYTES)
 
     def parts(row: int) -> PackedIds:
@@ -398,6 +398,42 @@ def test_evictions_keep_disk_and_memory_within_the_quota(tmp_path: Path) -> None
     assert disk.written_pages == rounds * NUM_PAGES and len(disk.index) == quota // (8 << 10)
     assert quota / 2 < most <= 1.05 * quota
     assert process.memory_info().rss - settled <= 0.05 * quota + (4 << 20)
+    disk.close()
+
+
+def test_a_smaller_quota_shrinks_the_file_and_keeps_what_fits(tmp_path: Path) -> None:
+    churn, quota = Churn(), 4 << 20
+    disk = churn.open(tmp_path / "cache", quota)
+    for number in range(20):
+        churn.evict(disk, number)
+    disk.close()
+    disk = churn.open(tmp_path / "cache", quota // 4)
+    churn.evict(disk, 0)
+    assert 0 < len(disk.index) <= quota // 4 // churn.mover.page_bytes
+    assert used_bytes(disk.directory.path) <= 1.05 * quota / 4 + (1 << 17)
+    disk.close()
+
+
+def test_a_directory_full_of_another_model_makes_room_for_this_one(tmp_path: Path) -> None:
+    churn, quota = Churn(), 1 << 20
+    other = CacheDirectory.own(tmp_path / "cache", {"weights": "others"}, patience_s=0.0)
+    (other.path / "pages").write_bytes(bytes(2 * quota))
+    other.close()
+    disk = churn.open(tmp_path / "cache", quota)
+    churn.evict(disk, 0)
+    assert len(disk.index) == NUM_PAGES and not other.path.exists()
+    disk.close()
+
+
+def test_folders_of_others_are_looked_for_once_in_a_thousand_dropped_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    churn, looks = Churn(), list[int]()
+    monkeypatch.setattr(CacheDirectory, "drop_oldest", lambda _, replicas: looks.append(replicas))
+    disk = churn.open(tmp_path / "cache", 1 << 20, replicas=2)
+    for number in range(120):
+        churn.evict(disk, number)
+    assert disk.dropped_pages > 2 * LOOK_EVERY and looks == [2, 2, 2]
     disk.close()
 
 

@@ -17,6 +17,7 @@ No symbolic link is followed below DIR. Everything is private to the user.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -110,19 +111,24 @@ class CacheDirectory:
         """Disk space of the folders of other models, machines and replicas."""
         return sum(used_bytes(folder) for folder in self._others())
 
-    def drop_oldest(self) -> bool:
-        """Remove the folder of another fingerprint that nobody owns, the one that was used longest
-        ago; False if there is none."""
-        others = [folder for folder in self._others() if folder.parent != self.path.parent]
+    def drop_oldest(self, num_replicas: int = 1) -> bool:
+        """Remove the folder of another fingerprint, or of a replica beyond those that there are,
+        that nobody owns, the one that was used longest ago; False if there is none."""
+        others = [
+            folder
+            for folder in self._others()
+            if folder.parent != self.path.parent or int(folder.name[1:]) >= num_replicas
+        ]
         with contextlib.suppress(OSError):
             for folder in sorted(others, key=lambda one: (one / "lock").stat().st_mtime):
                 fd = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     if _lock(fd, 0.0):
                         shutil.rmtree(folder)
-                        with contextlib.suppress(OSError):  # other replicas' folders are left
-                            (folder.parent / "model.json").unlink()
-                            folder.parent.rmdir()
+                        if not replica_folders(folder.parent.parent, folder.parent.name):
+                            with contextlib.suppress(OSError):  # another server begins there
+                                (folder.parent / "model.json").unlink()
+                                folder.parent.rmdir()
                         return True
                 finally:
                     os.close(fd)
@@ -147,10 +153,12 @@ def fingerprint_of(parts: dict[str, str]) -> str:
     return hashlib.sha256(msgspec.json.encode(sorted(parts.items()))).hexdigest()
 
 
-def replica_folders(directory: Path) -> list[Path]:
-    """The folders of all replicas of all fingerprints in a directory of ``--cache-dir``."""
-    found = sorted(directory.glob("*/r*"))
-    return [one for one in found if (one / "lock").is_file() and not one.is_symlink()]
+def replica_folders(directory: Path, fingerprint: str = "*") -> list[Path]:
+    """The folders of all replicas of one fingerprint, or of all, in a directory of
+    ``--cache-dir``."""
+    found = [one for one in sorted(directory.glob(f"{fingerprint}/r*")) if one.name[1:].isdigit()]
+    own = [one for one in found if not (one.is_symlink() or one.parent.is_symlink())]
+    return [one for one in own if (one / "lock").is_file()]
 
 
 def used_bytes(folder: Path) -> int:
@@ -216,12 +224,13 @@ def _write_once(folder_fd: int, name: str, content: bytes) -> None:
     part = f"{name}.{os.getpid()}"
     fd = open_private(part, folder_fd)
     try:
-        os.write(fd, content)
+        if os.write(fd, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with contextlib.suppress(FileExistsError):
+            os.link(part, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
     finally:
         os.close(fd)
-    with contextlib.suppress(FileExistsError):
-        os.link(part, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-    os.unlink(part, dir_fd=folder_fd)
+        os.unlink(part, dir_fd=folder_fd)
 
 
 def _lock(fd: int, patience_s: float) -> bool:

@@ -140,6 +140,9 @@ def read_bundle(path: Path) -> tuple[Head, list[Page], BinaryIO]:
             raise ConfigError(f"{path} is no bundle of this version of radixrt.")
         head = msgspec.msgpack.decode(_part(file), type=Head)
         records, _ = read_records(_part(file))
+        page_size, slot_bytes = head.header.page_size, head.header.slot_bytes
+        if min(page_size, slot_bytes) < 1 or head.num_pages * slot_bytes != size - file.tell():
+            raise OSError("its pages are not as long as its head says")
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     index = DiskIndex(head.num_pages, 4 * head.header.page_size)
@@ -193,6 +196,8 @@ def import_bundle(path: Path, directory: Path, quota_gb: float, here: dict[str, 
     )
     added = _add(head, pages, file, disk)
     disk.close()
+    if disk.error:
+        raise ConfigError(f"{directory} has room for {added} pages of {len(pages)}: {disk.error}.")
     return added
 
 
@@ -233,7 +238,12 @@ def _add(head: Head, pages: list[Page], file: BinaryIO, disk: DiskPages) -> int:
             content = file.read(header.slot_bytes)
             if (slot := disk.take(page.name)) is None:
                 continue
-            os.pwrite(out, content, slot * header.slot_bytes)
+            try:
+                os.pwrite(out, content, slot * header.slot_bytes)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                disk.written(PagesWritten(slots=b"", checksums=b"", failed=pack_ids([slot]), error=reason))  # fmt: skip
+                break
             disk.written(PagesWritten(slots=pack_ids([slot]), checksums=page.checksum))
             added += 1
     os.close(out)

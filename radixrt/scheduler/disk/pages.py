@@ -46,6 +46,9 @@ MAX_SLOTS = 1 << 19
 """Most pages on disk; each takes some 600 bytes of the scheduler's memory."""
 MAX_WANTED = 1 << 16
 """Pages that wait to be written."""
+LOOK_EVERY = 1024
+"""Pages that lack room from one look at the folders of others to the next: each takes some 0.1
+ms."""
 _BROKEN_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 """Errors with which a server starts all the same."""
 COMPACT_ABOVE = 1024
@@ -133,7 +136,7 @@ class DiskPages:
         self._max_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
         self.states: DiskStates | None = None
         """The states of recurrent layers; None: the model has none."""
-        self.returns = Returns(self.index.num_slots)
+        self.returns = Returns(int(quota_bytes * share) // slot_bytes)
         self.min_chance = MIN_CHANCE
         """Of a return, from which on a page is written that was used once."""
         self.ids_are_tokens = True
@@ -143,6 +146,8 @@ class DiskPages:
         self.error = ""
         """Why nothing is written any more."""
         self.written_pages = self.dropped_pages = self.damaged_pages = 0
+        self._lacking = self._next_look = 0
+        """Pages that lacked room so far, and those after which to look for a folder to remove."""
 
     def keep_states(self, kept: KeptStates, state_bytes: int) -> None:
         """Write states of recurrent layers, too.
@@ -244,7 +249,8 @@ class DiskPages:
         there is none."""
         if not self._is_open:
             self._is_open = True
-            return OpenPages(path=str(self.directory.path / "pages"))
+            path = str(self.directory.path / "pages")
+            return OpenPages(path=path, num_slots=self.index.num_slots)
         leaving, self._leaving = self._leaving, []
         states = [] if self.states is None else self.states.take_leaving()
         if self.error:
@@ -295,15 +301,27 @@ class DiskPages:
         if self._is_there(name) or (self.ids_are_tokens and is_activated(name.tokens)):
             return None
         slot, is_dropped = self.index.take_slot()
-        if slot == NO_SLOT:
-            return None
         if is_dropped:
             self._drop([slot])
-            if self.directory.drop_oldest():
-                self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
+        is_full = is_dropped or slot == NO_SLOT
+        if is_full and self._takes_room_of_others() and slot == NO_SLOT:
+            slot, _ = self.index.take_slot()
+        if slot == NO_SLOT:
+            return None
         self._writing[slot] = name
         self._being_written.add(name.digest)
         return slot
+
+    def _takes_room_of_others(self) -> bool:
+        """Remove a folder that nobody uses, so that there is room for further pages."""
+        self._lacking += 1
+        if self._lacking <= self._next_look:
+            return False
+        if not self.directory.drop_oldest(round(1 / self._share)):
+            self._next_look = self._lacking + LOOK_EVERY
+            return False
+        self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
+        return True
 
     def written(self, message: PagesWritten) -> None:
         """Note what the worker has written."""

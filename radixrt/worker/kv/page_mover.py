@@ -78,7 +78,7 @@ class PageMover:
     def take(self, order: Moves) -> None:
         """Take an order between two steps; copies the pages that are to be written."""
         if isinstance(order, OpenPages):
-            self._open(order.path)
+            self._open(order.path, order.num_slots)
             return
         copies = self._copied(unpack_ids(order.pages)) if isinstance(order, SavePages) else None
         with self._has_work:
@@ -89,7 +89,7 @@ class PageMover:
                 self._reads.append(order)
             self._has_work.notify()
 
-    def _open(self, path: str) -> None:
+    def _open(self, path: str, num_slots: int) -> None:
         """Open the file; without one, every order fails."""
         if self._fd >= 0:
             os.close(self._fd)
@@ -99,6 +99,8 @@ class PageMover:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(path, flags, 0o600)
+            if os.fstat(self._fd).st_size > num_slots * self.page_bytes:
+                os.ftruncate(self._fd, num_slots * self.page_bytes)
         except OSError as error:
             log.error("%s cannot be opened: %s.", path, error.strerror or error)
 
