@@ -122,7 +122,7 @@ def _head_config(
         num_key_value_heads=sizes.get("num_key_value_heads") or heads,
         head_dim=sizes.get("head_dim") or sizes["hidden_size"] // heads,
         hidden_act=sizes.get("hidden_act", "silu"),
-        rms_norm_eps=sizes["rms_norm_eps"],
+        rms_norm_eps=float(sizes["rms_norm_eps"]),
         attention_bias=bool(sizes.get("attention_bias")),
         rope_parameters=_rope_parameters(sizes),
         max_position_embeddings=sizes.get("max_position_embeddings", 2048),
