@@ -61,8 +61,8 @@ class DraftHead(nn.Module, ABC):
             positions: [rows]
             states: [rows, hidden_size] of the model behind the tokens before these, or of the head
                 itself. They may be overwritten.
-            wanted: int64, the rows whose results are wanted; None: all. Of the others nothing is
-                computed behind their keys and values.
+            wanted: int64, the rows whose results are wanted, perhaps none; None: all. Of the others
+                nothing is computed behind the attention.
 
         Returns:
             [rows or len(wanted), hidden_size] twice: for :meth:`logits`, and the states for the

@@ -171,6 +171,8 @@ class Eagle3Layer(nn.Module):
         attended = self.self_attn.forward(read, positions, context)
         if wanted is not None:
             attended, residual = attended[wanted], residual[wanted]
+        if not len(attended):
+            return attended, residual
         hidden, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
         return self.mlp.forward(hidden), residual
 
@@ -221,7 +223,7 @@ class Eagle3Head(DraftHead):
         embed = self._embed if self.embed_tokens is None else self.embed_tokens.forward
         embedded = embed(token_ids)
         hidden, residual = self.midlayer.forward(embedded, states, positions, context, wanted)
-        return self.norm.add_and_norm(hidden, residual)
+        return self.norm.add_and_norm(hidden, residual) if len(hidden) else (hidden, residual)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

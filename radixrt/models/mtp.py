@@ -98,6 +98,8 @@ class MtpHead(DraftHead):
         hidden, residual = self.layer.attend(hidden, residual, positions, context)
         if wanted is not None:
             hidden, residual = hidden[wanted], residual[wanted]
+        if not len(hidden):
+            return hidden, hidden
         hidden, residual = self.layer.feed_forward(hidden, residual)
         hidden, _ = self.norm.add_and_norm(hidden, residual)
         return hidden, hidden

@@ -153,11 +153,15 @@ class HeadDrafter(Drafter):
 
     def catch_up(self, slots: Collection[int]) -> None:
         """Compute the head at all positions of these slots whose model's KV is computed."""
-        self._compute([slot for slot in slots if slot in self._followed], ahead=0)
+        known = self._take_known([slot for slot in slots if slot in self._followed], ahead=0)
+        if known is not None:
+            self._pages.keep(*known)
 
-    def _compute(self, slots: Sequence[int], ahead: int) -> tuple[Tensor, Tensor] | None:
-        """Compute the head at the known positions of slots, and ``ahead`` further ones; returns
-        ``HeadPages.compute``'s result, None if there was nothing to compute."""
+    def _take_known(
+        self, slots: Sequence[int], ahead: int
+    ) -> tuple[list[Span], list[int], Tensor] | None:
+        """Take the known positions of slots, and ``ahead`` further ones, at which the head is not
+        computed yet: the arguments of ``HeadPages.compute``. None: there are none."""
         self._fuse(slots)
         spans, token_ids, states = [], [], []
         for slot in slots:
@@ -171,7 +175,7 @@ class HeadDrafter(Drafter):
             states.append(rows[: end - one.done])
             one.states, one.count = [rows[end - one.done :].clone()], one.count - (end - one.done)
             one.done = end
-        return self._pages.compute(spans, token_ids, torch.cat(states)) if spans else None
+        return (spans, token_ids, torch.cat(states)) if spans else None
 
     def _fuse(self, slots: Sequence[int]) -> None:
         """Fuse the states of slots that are as the model has them."""
@@ -211,10 +215,10 @@ class HeadDrafter(Drafter):
         self._drafts = {}
         slots = [slot for slot in wanted if self._is_ready(self._followed[slot])]
         ends = {slot: self._followed[slot].known + 1 for slot in slots}
-        found = self._compute(slots, ahead=1)
-        if found is None:
+        known = self._take_known(slots, ahead=1)
+        if known is None:
             return
-        hidden, states = found
+        hidden, states = self._pages.compute(*known)
         survival = torch.ones(len(slots))
         tokens: dict[int, list[int]] = {slot: [] for slot in slots}
         while True:
