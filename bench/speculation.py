@@ -1,14 +1,18 @@
 """Measures speculation: ``python -m bench.speculation [--padded FOLDER] [--rounds 3] [--quick]``.
 
-One server answers every workload with and without drafts by turns (``"speculation": false`` in the
-request), so that the machine's moods fall on both. Of each answer the whole request is timed, and
-decoding alone, from its first token on. Each answer is compared with the one without
-drafts: they are the same. A model whose weights are made up copies nothing, so the workloads with
-text are asked of the built-in model, or of one of ``bench.padded_demo`` that computes as much as
-0.4 billion parameters.
+One server answers every workload in interleaved rounds with and without drafts (``"speculation":
+false`` in the request), so that the machine's moods fall on both. Of each answer the whole request
+is timed, and decoding alone, from its first token on; the CPU time of all processes is that of the
+pairs' tokens, with its 95 % interval. Each answer is compared with the one without drafts: they are
+the same. ``--against text head`` asks a server of each kind of drafts instead, in interleaved
+rounds, and compares all drafters together with the better of them; a server ``off`` does not even
+keep a head up. A model whose weights are made up copies nothing, so the workloads with text are
+asked of the built-in model, or of one of ``bench.padded_demo`` that computes as much as 0.4 billion
+parameters.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import random
@@ -22,8 +26,8 @@ from typing import Any
 
 import httpx
 
-from bench.local_server import check_computed, local_server
-from bench.markdown import markdown, median_and_range
+from bench.local_server import CpuClock, check_computed, local_server
+from bench.markdown import markdown, mean_and_interval, median_and_range
 from bench.padded_demo import make_padded_demo
 from examples.train_demo_model import world
 
@@ -48,6 +52,8 @@ class Seen:
     """One round of a workload."""
 
     seconds: float
+    cpu_s: float
+    """CPU time of all processes of the server."""
     tokens: int
     accepted: int
     decode_rates: list[float]
@@ -187,7 +193,7 @@ def _on_one_document(number: int, count: int) -> tuple[list[dict[str, Any]], lis
 
 
 def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
-    """One round. The salt is new, so that neither tree nor pool holds an earlier one."""
+    """One round. With a new salt, neither tree nor pool holds an earlier one."""
 
     def ask(body: dict[str, Any]) -> Answer:
         fields = body | {"cache_salt": salt, "speculation": speculation}
@@ -199,10 +205,10 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
     ):
         for body in work.asked_before:
             ask(body)
-        before = _stats(client)
-        begin = time.perf_counter()
+        before, clock = _stats(client), CpuClock([url])
+        begin, cpu_begin = time.perf_counter(), clock.seconds()
         answers = list(pool.map(ask, work.bodies))
-        seconds = time.perf_counter() - begin
+        seconds, cpu_s = time.perf_counter() - begin, clock.seconds() - cpu_begin
         after = _stats(client)
     usages = [answer.usage for answer in answers]
     for usage in usages:
@@ -210,6 +216,7 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
     details = [usage["completion_tokens_details"] for usage in usages]
     return Seen(
         seconds,
+        cpu_s,
         sum(usage["completion_tokens"] for usage in usages),
         sum(one["accepted_prediction_tokens"] for one in details),
         [
@@ -259,21 +266,16 @@ def _stats(client: httpx.Client) -> dict[str, Any]:
     return stats
 
 
-def compare(url: str, work: Work, rounds: int) -> dict[str, Any]:
-    """Rounds with and without drafts by turns."""
-    on: list[Seen] = []
-    off: list[Seen] = []
-    for number in range(rounds + 1):  # the first warms up and does not count
-        salts = f"{work.name}{work.at_once}-{number}"
-        turns = [(on, True), (off, False)]
-        for seen, speculation in turns if number % 2 else turns[::-1]:
-            seen.append(measure(url, work, f"{salts}-{speculation}", speculation=speculation))
+def compare(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> dict[str, Any]:
+    """Interleaved rounds of one server with and without drafts."""
+    (url,) = urls.values()
+    seen = _by_turns({"on": (url, True), "off": (url, False)}, work, rounds, cached=cached)
     same = sum(
         mine == theirs
-        for one, other in zip(on, off, strict=True)
+        for one, other in zip(seen["on"], seen["off"], strict=True)
         for mine, theirs in zip(one.texts, other.texts, strict=True)
     )
-    on, off = on[1:], off[1:]
+    on, off = seen["on"][1:], seen["off"][1:]
     return {
         "workload": work.name,
         "at once": work.at_once,
@@ -281,6 +283,7 @@ def compare(url: str, work: Work, rounds: int) -> dict[str, Any]:
         "tokens/s on": median_and_range([one.tokens_per_s for one in on]),
         "on ÷ off": statistics.median(one.tokens_per_s for one in on)
         / statistics.median(one.tokens_per_s for one in off),
+        "CPU on ÷ off": _cpu_ratio(on, off),
         "decode off": median_and_range([one.decode_tokens_per_s for one in off]),
         "decode on": median_and_range([one.decode_tokens_per_s for one in on]),
         "decode on ÷ off": statistics.median(one.decode_tokens_per_s for one in on)
@@ -293,6 +296,52 @@ def compare(url: str, work: Work, rounds: int) -> dict[str, Any]:
     }
 
 
+def compare_kinds(urls: dict[str, str], work: Work, rounds: int, *, cached: bool) -> dict[str, Any]:
+    """Interleaved rounds of servers; the first is compared with the better of the others."""
+    sides = {kind: (url, True) for kind, url in urls.items()}
+    seen = _by_turns(sides, work, rounds, cached=cached)
+    seen = {kind: rounds[1:] for kind, rounds in seen.items()}
+    first, *others = seen
+    rates = {kind: statistics.median(one.tokens_per_s for one in seen[kind]) for kind in seen}
+    return {
+        "workload": work.name,
+        "at once": work.at_once,
+        **{
+            f"tokens/s {kind}": median_and_range([one.tokens_per_s for one in rounds])
+            for kind, rounds in seen.items()
+        },
+        f"{first} ÷ better": rates[first] / max(rates[kind] for kind in others),
+        **{f"CPU {first} ÷ {kind}": _cpu_ratio(seen[first], seen[kind]) for kind in others},
+        **{f"a step, {kind}": rounds[-1].step for kind, rounds in seen.items()},
+        **{f"accepted, {kind}": rounds[-1].accepted_by_drafter for kind, rounds in seen.items()},
+    }
+
+
+def _cpu_ratio(on: list[Seen], off: list[Seen]) -> str:
+    """CPU time per token, in pairs of rounds."""
+    return mean_and_interval(
+        [
+            (one.cpu_s / one.tokens) / (other.cpu_s / other.tokens)
+            for one, other in zip(on, off, strict=True)
+        ]
+    )
+
+
+def _by_turns(
+    sides: dict[str, tuple[str, bool]], work: Work, rounds: int, *, cached: bool
+) -> dict[str, list[Seen]]:
+    """Rounds of a server, with drafts or without, by the side's name; one more than ``rounds``: the
+    first warms up and does not count, and fills the cache if ``cached``."""
+    seen: dict[str, list[Seen]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        turn = number % len(sides)
+        for name in [*list(sides)[turn:], *list(sides)[:turn]]:
+            url, speculation = sides[name]
+            salt = f"{work.name}{work.at_once}-{name}" + f"-{number}" * (not cached)
+            seen[name].append(measure(url, work, salt, speculation=speculation))
+    return seen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", default="demo", help="a checkpoint with the built-in model's tokenizer")  # fmt: skip
@@ -302,16 +351,23 @@ def main() -> None:
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--padded", default="", metavar="FOLDER", help="folder of the padded model, which is made if it is not there")  # fmt: skip
     parser.add_argument("--speculation", default="auto", choices=("auto", "text", "head"), help="what tokens are drafted from")  # fmt: skip
+    parser.add_argument("--at-once", type=int, help="only workloads of so many requests in flight")
+    parser.add_argument("--against", nargs="+", default=[], choices=("text", "head", "off"), help="servers whose better one --speculation is compared with")  # fmt: skip
+    parser.add_argument("--cached", action="store_true", help="prompts are computed in the round that does not count, so others decode only; text drafts would know the answers")  # fmt: skip
     arguments = parser.parse_args()
     if arguments.padded:
         arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
+    measured = compare_kinds if arguments.against else compare
     rows = []
-    flags: tuple[str, ...] = ("--log-level", "warning", "--max-queue-seconds", "0")
-    flags += ("--speculation", arguments.speculation)
-    with local_server(arguments.model_path, *flags) as url:
+    flags = ("--log-level", "warning", "--max-queue-seconds", "0", "--speculation")
+    with contextlib.ExitStack() as servers:
+        urls = {
+            kind: servers.enter_context(local_server(arguments.model_path, *flags, kind))
+            for kind in (arguments.speculation, *arguments.against)
+        }
         for work in workloads(arguments.quick):
-            if arguments.only in work.name:
-                rows.append(compare(url, work, arguments.rounds))
+            if arguments.only in work.name and arguments.at_once in (None, work.at_once):
+                rows.append(measured(urls, work, arguments.rounds, cached=arguments.cached))
                 print("\n".join(markdown(rows[-1:])[2 * (len(rows) > 1) :]), flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
