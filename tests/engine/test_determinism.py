@@ -181,6 +181,8 @@ class Steps:
     """Tokens of the last engine."""
 
     def see(self, metadata: AttentionMetadata) -> None:
+        if metadata.page_size == 1:
+            return  # that of a draft head
         queries = np.diff(metadata.qo_indptr_cpu.numpy())
         self.sequences = max(self.sequences, len(queries))
         self.queries = max(self.queries, int(queries.max()))
@@ -377,7 +379,8 @@ def test_retractions(model: Model, steps: Steps, monkeypatch: pytest.MonkeyPatch
         given = answers(engine, steps, batch=16, requests=requests)
         assert given == model.expected[first : first + 16]
         retractions += steps.retractions
-    assert retractions >= len(REQUESTS) / 20
+    if model.case.drafts == "auto":  # else positions held for drafts leave none to retract
+        assert retractions >= len(REQUESTS) / 20
 
 
 def test_an_engine_that_takes_over(model: Model) -> None:

@@ -24,7 +24,7 @@ from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.images import VisionInfo
 from radixrt.messages.requests import PoolingInfo
-from radixrt.messages.steps import Admit, DraftSources
+from radixrt.messages.steps import DRAFTERS, Admit, DraftSources
 from radixrt.models.decoder import CausalLM
 from radixrt.models.eagle3 import Eagle3Head
 from radixrt.scheduler.queue.admission import Admission
@@ -32,7 +32,7 @@ from radixrt.worker.drafts.drafters import Draft
 from radixrt.worker.drafts.head import HeadDrafter
 from radixrt.worker.drafts.head_choice import load_draft_head
 from radixrt.worker.drafts.price import DraftPrice
-from radixrt.worker.drafts.speculator import Speculator
+from radixrt.worker.drafts.speculator import ANY_KIND, Speculator
 from tests.checkpoints import make_checkpoint
 from tests.checkpoints.draft_heads import (
     DRAFT_VOCAB,
@@ -223,9 +223,9 @@ def test_a_poisoned_head_is_soon_left_alone(
     computed: list[int] = []
     draft = HeadDrafter.draft
 
-    def counted(head: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+    def counted(head: HeadDrafter, *arguments: Any) -> None:
         before = head.computed
-        draft(head, wanted, least)
+        draft(head, *arguments)
         computed.append(head.computed - before)
 
     monkeypatch.setattr(HeadDrafter, "draft", counted)
@@ -444,3 +444,44 @@ def test_the_last_draft_of_a_head_is_no_reason_against_the_next() -> None:
     admit = Admit(0, pack_ids([3, 4]), 0, b"", GREEDY, 0, drafts=DraftSources())
     speculator.admit(admit)
     assert speculator.length_for_head(0, room=8, price=0.05, cost=0.05) == 3
+
+
+class Short(HeadDrafter):
+    """A head that is right about two tokens of a text that repeats itself."""
+
+    def __init__(self, period: list[int]) -> None:
+        self.name = "head"
+        self.period, self.place = period, 0
+
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
+        if ahead:
+            return None
+        next_two = [self.period[(self.place + i) % len(self.period)] for i in range(2)]
+        return Draft([*next_two, 9999][:budget], 3)
+
+
+def test_others_are_judged_where_the_head_drafts_in_their_place() -> None:
+    """They were wrong before, and the text has come to repeat itself."""
+    period = list(range(100, 140))
+    head = Short(period)
+    speculator = Speculator((), lambda slot: [], lambda slot, tokens: tokens, head)
+    sampling = SamplingParams(max_tokens=2000, ignore_eos=True)
+    admit = Admit(0, pack_ids(period * 2), 0, b"", sampling, 0, drafts=DraftSources())
+    speculator.admit(admit)
+    ngram, by_head = (DRAFTERS.index(name) for name in ("ngram", "head"))
+    for _ in range(20):
+        speculator._chances.learn((by_head, ANY_KIND), 3, 2)
+        speculator._chances.learn((by_head, 3), 3, 2)
+        for kind in range(12):
+            speculator._chances.learn((ngram, kind), 1, 0)
+    asked = []
+    for _ in range(80):
+        asked.append(speculator.length_for_head(0, room=16, price=0.05, cost=0.05))
+        draft = speculator.propose(0, 16, 0.05)
+        coming = [period[(head.place + i) % len(period)] for i in range(len(draft) + 1)]
+        accepted = next((i for i, token in enumerate(draft) if token != coming[i]), len(draft))
+        new = coming[: accepted + 1]
+        speculator.extend(np.zeros(len(new), np.int64), np.array(new, np.int32))
+        head.place += len(new)
+    assert asked[0] > 0, "at first the head is known to be better"
+    assert not any(asked[-10:]), "then the text is"

@@ -97,9 +97,9 @@ def test_of_a_large_vocabulary_the_frequent_tokens_and_those_of_the_text_are_dra
     found: list[tuple[list[int], list[int]]] = []
     draft = HeadDrafter.draft
 
-    def watched(drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+    def watched(drafter: HeadDrafter, wanted: dict[int, int], *rest: Any) -> None:
         texts = {slot: list(drafter._followed[slot].text) for slot in wanted}
-        draft(drafter, wanted, least)
+        draft(drafter, wanted, *rest)
         found.extend((texts[slot], one.token_ids) for slot, one in drafter._drafts.items())
 
     monkeypatch.setattr(HeadDrafter, "draft", watched)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.steps import Admit
+from radixrt.messages.steps import MAX_DRAFTED, Admit
 from radixrt.worker.batch import StepInputs
 from radixrt.worker.drafts.drafters import Draft, Drafter, keep_last
 from radixrt.worker.drafts.head_pages import HeadPages, Span
@@ -204,13 +204,19 @@ class HeadDrafter(Drafter):
 
     # ------------------------------------------------------------ drafts
 
-    def draft(self, wanted: Mapping[int, int], least: float) -> None:
+    def draft(
+        self,
+        wanted: Mapping[int, int],
+        least: float,
+        longest: Sequence[int] = (MAX_DRAFTED,) * KINDS,
+    ) -> None:
         """Compute the drafts of the next step.
 
         Args:
             wanted: slots, and the most tokens to draft for each.
             least: a draft ends where the head thinks that its next token is less likely to be
                 accepted.
+            longest: the most tokens of a draft by its kind; the first is drafted in any case.
         """
         self._drafts = {}
         slots = [slot for slot in wanted if self._is_ready(self._followed[slot])]
@@ -234,7 +240,8 @@ class HeadDrafter(Drafter):
                     self._drafts[slot] = Draft(drafted, kind)
                 if chance >= least or not drafted:
                     drafted.append(token)
-                    if chance >= least and len(drafted) < wanted[slot]:
+                    most = min(wanted[slot], longest[self._drafts[slot].kind])
+                    if chance >= least and len(drafted) < most:
                         goes_on.append(row)
             if not goes_on:
                 return
