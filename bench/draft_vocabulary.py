@@ -84,7 +84,8 @@ def cost(vocabulary: int, hidden: int, rows: list[int]) -> Iterator[str]:
 def _random_head(rows: int, columns: int, kernels: LayerKernels) -> VocabParallelEmbedding:
     head = VocabParallelEmbedding(rows, columns, TensorParallel())
     head.allocate(DenseMatrix)
-    head.loadable.weight.data.normal_(std=0.02)  # type: ignore[union-attr]
+    matrix: Any = head.loadable
+    matrix.weight.data.normal_(std=0.02)
     pack_matrices(head, kernels)
     return head
 
