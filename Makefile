@@ -46,8 +46,8 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary, and longer floods; many minutes
 	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
 
-test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, and in a crowded pool; minutes
-	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py tests/engine/test_draft_heads.py tests/engine/test_mtp.py --timeout 0 $(ARGS)
+test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, in a crowded pool, by a server and with adapters; minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest $(addprefix tests/engine/test_,speculation.py draft_heads.py mtp.py) tests/server/test_speculation.py tests/adapters/test_activated.py --timeout 0 $(ARGS)
 
 test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batched and taken over; minutes
 	RADIXRT_RECEIPT_PROMPTS=300 $(BIN)/python -m pytest tests/engine/test_receipts.py --timeout 0 -k taken_over $(ARGS)

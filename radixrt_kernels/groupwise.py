@@ -64,6 +64,29 @@ def pack(
     )
 
 
+def replace_rows(
+    matrix: PackedCodes,
+    places: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+) -> None:
+    """Put rows in place of others of a packed matrix of 8 bits.
+
+    Args:
+        places: int64 [n], the rows that are replaced.
+        codes: uint8 [n, columns]
+        scales, zeros: float16 and uint8 [n, groups]
+    """
+    if matrix.bits != 8:
+        raise ValueError("rows are replaced in matrices of 8 bits")
+    panels, lanes = places // PANEL, places % PANEL
+    padded = F.pad(codes, (0, -codes.shape[1] % COLUMNS_A_STEP))
+    matrix.codes[panels, :, lanes] = padded.unflatten(1, (-1, 4))
+    matrix.scales[panels, :, lanes] = scales
+    matrix.zeros[panels, :, lanes] = zeros
+
+
 def stack(pack_one: Callable[[int], PackedCodes], count: int) -> PackedCodes:
     """Stack ``count`` matrices of one shape. ``pack_one(index)`` makes one at a time, so only one
     matrix exists twice."""

@@ -104,6 +104,10 @@ class DenseMatrix(EmbeddingMatrix, DecodableMatrix, LoadableMatrix):
     def plain(self, rows: slice) -> Tensor:
         return self.weight[rows]
 
+    def replace(self, places: Tensor, rows: "DenseMatrix") -> None:
+        """Put rows in place of those of ``places``, int64 [rows.rows]."""
+        self.weight[places] = rows.weight.to(self.weight.dtype)
+
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         target = self.weight[placement.rows]
         slot = WeightSlot(placement.size, target, placement.dim, placement.start)

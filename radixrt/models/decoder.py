@@ -317,8 +317,16 @@ class CausalLM(KernelLayer):
         """
         if not len(hidden):
             return hidden.new_empty((0, self.vocab_size), dtype=torch.float32)
-        head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
-        logits = head.logits(hidden)
+        return self.scaled(self.output_head.logits(hidden))
+
+    @property
+    def output_head(self) -> VocabParallelEmbedding:
+        """The LM head, which is the embedding where the two are tied."""
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Logits of products with rows of the LM head: float32 [rows, n] -> the same. May overwrite
+        its input."""
         if self.logit_divisor != 1.0:
             logits = logits / self.logit_divisor
         if self.logit_soft_cap is not None:

@@ -1,12 +1,14 @@
 """The interface of draft heads: small networks that draft tokens from hidden states of the model."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.norm import RMSNorm
+from radixrt.models.draft_vocabulary import CopiedRows
 
 
 class DraftHead(nn.Module, ABC):
@@ -26,6 +28,9 @@ class DraftHead(nn.Module, ABC):
     """The norm before its LM head."""
     token_ids: Tensor
     """[draft vocabulary] int64: the model's id of each of its own."""
+    other_tokens: Callable[[int], CopiedRows] | None = None
+    """Makes a matrix for so many further tokens, by which they are drafted too; None: they are not.
+    Else the head's own vocabulary is the lowest ids."""
 
     @property
     @abstractmethod
@@ -56,8 +61,8 @@ class DraftHead(nn.Module, ABC):
             positions: [rows]
             states: [rows, hidden_size] of the model behind the tokens before these, or of the head
                 itself. They may be overwritten.
-            wanted: int64, the rows whose results are wanted; None: all. Of the others nothing is
-                computed behind their keys and values.
+            wanted: int64, the rows whose results are wanted, perhaps none; None: all. Of the others
+                nothing is computed behind the attention.
 
         Returns:
             [rows or len(wanted), hidden_size] twice: for :meth:`logits`, and the states for the

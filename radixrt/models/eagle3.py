@@ -122,7 +122,7 @@ def _head_config(
         num_key_value_heads=sizes.get("num_key_value_heads") or heads,
         head_dim=sizes.get("head_dim") or sizes["hidden_size"] // heads,
         hidden_act=sizes.get("hidden_act", "silu"),
-        rms_norm_eps=sizes["rms_norm_eps"],
+        rms_norm_eps=float(sizes["rms_norm_eps"]),
         attention_bias=bool(sizes.get("attention_bias")),
         rope_parameters=_rope_parameters(sizes),
         max_position_embeddings=sizes.get("max_position_embeddings", 2048),
@@ -171,6 +171,8 @@ class Eagle3Layer(nn.Module):
         attended = self.self_attn.forward(read, positions, context)
         if wanted is not None:
             attended, residual = attended[wanted], residual[wanted]
+        if not len(attended):
+            return attended, residual
         hidden, residual = self.post_attention_layernorm.add_and_norm(attended, residual)
         return self.mlp.forward(hidden), residual
 
@@ -221,7 +223,7 @@ class Eagle3Head(DraftHead):
         embed = self._embed if self.embed_tokens is None else self.embed_tokens.forward
         embedded = embed(token_ids)
         hidden, residual = self.midlayer.forward(embedded, states, positions, context, wanted)
-        return self.norm.add_and_norm(hidden, residual)
+        return self.norm.add_and_norm(hidden, residual) if len(hidden) else (hidden, residual)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

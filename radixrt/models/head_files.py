@@ -24,6 +24,9 @@ setting."""
 QWEN = "mtp."
 """The prefix of the tensors of the further layer in checkpoints of Qwen."""
 
+FREQUENT_IDS = 32768
+"""Ids that an MTP layer drafts where the vocabulary is large."""
+
 _FAMILIES = ("DeepseekV3For", "Glm4MoeFor", "Glm4MoeLiteFor", "Qwen3NextFor", "Qwen3_5For", "Qwen3_5MoeFor")  # fmt: skip
 """Beginnings of the architectures that are served with one."""
 
@@ -70,6 +73,19 @@ def further_prefix(folder: Path) -> str | None:
         if prefix + projection in names:
             return prefix
     return None
+
+
+def drafted_ids(vocab_size: int) -> int:
+    """The number of the lowest ids that an MTP layer drafts: the LM head's product with all would
+    take most of its time.
+
+    Byte-level BPE numbers its tokens in the order in which its training merged them, most frequent
+    pairs first.
+
+    >>> drafted_ids(248_320), drafted_ids(50_000)
+    (32768, 50000)
+    """
+    return FREQUENT_IDS if vocab_size >= 2 * FREQUENT_IDS else vocab_size
 
 
 def _names(folder: Path) -> Iterable[str]:

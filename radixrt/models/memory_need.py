@@ -40,7 +40,7 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.form import PLAIN_KINDS, TOWER_PREFIXES, is_of_tower
-from radixrt.models.head_files import eagle_folder, further_prefix, has_mtp
+from radixrt.models.head_files import drafted_ids, eagle_folder, further_prefix, has_mtp
 from radixrt.models.images import IMAGE_BYTES, why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
@@ -108,8 +108,11 @@ def engine_need(config: ServerConfig) -> MemoryNeed:
     if not has_mtp(config):
         return need
     further = list(_weights(folder, dtype, quantization, further=True))
+    text = text_config(read_config(folder))
+    drafted = drafted_ids(text["vocab_size"])
+    copied = text["hidden_size"] * drafted if drafted < text["vocab_size"] else 0  # in 8 bits
     return need.with_head(
-        sum(one.in_files for one in further), sum(one.in_memory for one in further)
+        sum(one.in_files for one in further), sum(one.in_memory for one in further) + copied
     )
 
 

@@ -2,7 +2,9 @@
 tokens, as checkpoints of DeepSeek V3, GLM-4.5, Qwen3-Next and Qwen3.5 have one.
 
 The input at a token is its embedding and the model's state behind the token before it, each normed,
-side by side; ``eh_proj`` makes one vector of them. Embedding and LM head are the model's. The state
+side by side; ``eh_proj`` makes one vector of them. Embedding and LM head are the model's; of a large
+vocabulary the head's most frequent tokens are copied, and those alone are drafted
+(:mod:`radixrt.models.draft_vocabulary`), with the tokens that the text has already. The state
 is what the LM head reads, that behind the final norm, and so is the layer's own where it goes on
 behind a draft: both as in transformers (``use_mtp``) and vLLM. A checkpoint may have several such
 layers, one for each further token; the first is used for all of them.
@@ -28,9 +30,10 @@ from radixrt.layers.weights import load_into, weight_slots
 from radixrt.models.checkpoint import read_config
 from radixrt.models.decoder import CausalLM
 from radixrt.models.draft_head import DraftHead
+from radixrt.models.draft_vocabulary import CopiedRows
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import BlockFormats, name_in_transformers, read_weights
-from radixrt.models.head_files import QWEN, further_prefix
+from radixrt.models.head_files import QWEN, drafted_ids, further_prefix
 from radixrt.models.loader import default_dtype, read_tensors
 
 _PARTS = {
@@ -67,9 +70,10 @@ class MtpHead(DraftHead):
         self.eh_proj = RowParallelLinear(2 * size, size, False, TensorParallel())
         self.layer: Any = model.further_layer(context_length)
         self.norm = model.norm(size)
-        self.token_ids = torch.arange(model.vocab_size)
-        self._embed = model.embed
-        self._logits = model.logits
+        self.token_ids = torch.arange(drafted_ids(model.vocab_size))
+        self.frequent: CopiedRows | None = None
+        """The rows of the LM head that are drafted; None: all of the model's."""
+        self._model_embeds, self._model_logits = model.embed, model.logits
 
     @property
     def attention(self) -> Any:
@@ -87,20 +91,23 @@ class MtpHead(DraftHead):
         context: ForwardContext,
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        embedded = self.enorm.forward(self._embed(token_ids))
+        embedded = self.enorm.forward(self._model_embeds(token_ids))
         read = torch.cat((embedded, self.hnorm.forward(states)), dim=-1)
         hidden = self.eh_proj.forward(read)
         residual = torch.zeros_like(hidden)
         hidden, residual = self.layer.attend(hidden, residual, positions, context)
         if wanted is not None:
             hidden, residual = hidden[wanted], residual[wanted]
+        if not len(hidden):
+            return hidden, hidden
         hidden, residual = self.layer.feed_forward(hidden, residual)
         hidden, _ = self.norm.add_and_norm(hidden, residual)
         return hidden, hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._logits(hidden)
+        rows = self.frequent
+        return self._model_logits(hidden) if rows is None else rows.logits(hidden)
 
 
 def load_mtp_head(
@@ -147,6 +154,10 @@ def load_mtp_head(
     load_into(weight_slots(head), renamed, set())
     use_kernels(head, kernels)
     pack_matrices(head, kernels)
+    if len(head.token_ids) < model.vocab_size:
+        head.other_tokens = lambda count: CopiedRows(model, count, kernels)
+        head.frequent = head.other_tokens(len(head.token_ids))
+        head.frequent.copy(head.token_ids, head.token_ids)
     return head
 
 

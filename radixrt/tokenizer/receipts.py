@@ -35,7 +35,8 @@ class ReceiptMaker:
         if config.receipts:
             digest = hashlib.sha256(vocabulary.backend.to_str().encode()).hexdigest()
             grammars = importlib.metadata.version("llguidance")
-            self._engine = {**info.kv_parts, "tokenizer": digest, "grammars": grammars}
+            computing = {name: part for name, part in info.kv_parts.items() if name != "head"}
+            self._engine = {**computing, "tokenizer": digest, "grammars": grammars}
 
     def of(
         self, request: GenerateRequest, prompt: EncodedPrompt, sampling: SamplingParams

@@ -70,9 +70,10 @@ def _files_of_weights(config: ServerConfig) -> list[Path]:
 
 
 def stats_of_files(config: ServerConfig) -> str:
-    """A digest of times and sizes of the files of weights, kernels and code. During the life of a
-    server it stands for their content, which takes longer to read."""
+    """A digest of times and sizes of the files of weights, of a draft head's too, of kernels and of
+    code. During the life of a server it stands for their content, which takes longer to read."""
     files = [] if config.load_format == "dummy" else _files_of_weights(config)
+    files += _files_of_head(config)
     if radixrt_kernels.native is not None:
         files.append(Path(str(radixrt_kernels.native.__file__)))
     files += [file for folder in _code_folders() for file in folder.rglob("*.py")]
@@ -115,10 +116,15 @@ def _head_parts(config: ServerConfig, setup: AttentionSetup) -> dict[str, str]:
     """The draft head, whose KV is in the same pages on disk. It has no part in any answer."""
     if not setup.head_specs or config.cache_dir is None:
         return {}
-    folder = eagle_folder(config)  # None: its weights are among the model's
-    files = [] if folder is None else [folder / "config.json", *weight_files(folder)]
-    parts = [file_digest(file) for file in files] + [str(spec) for spec in setup.head_specs]
+    digests = [file_digest(file) for file in _files_of_head(config)]
+    parts = digests + [str(spec) for spec in setup.head_specs]
     return {"head": _digest_of("\n".join(parts).encode())}
+
+
+def _files_of_head(config: ServerConfig) -> list[Path]:
+    """The files of an EAGLE-3 head; the weights of other heads are among the model's."""
+    folder = eagle_folder(config)
+    return [] if folder is None else [folder / "config.json", *weight_files(folder)]
 
 
 def machine_parts() -> dict[str, str]:

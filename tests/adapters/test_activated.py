@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import peft
 import pytest
@@ -19,8 +20,9 @@ from radixrt.messages.steps import StepPlan
 from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 from tests.adapters.peft_adapters import ALL_LINEAR, make_adapter
 from tests.checkpoints import make_checkpoint
-from tests.checkpoints.draft_heads import make_head
+from tests.checkpoints.draft_heads import Foresight, make_head
 from tests.engine.in_process import InProcessEngine
+from tests.engine.test_speculation import TORTURE
 
 pytestmark = pytest.mark.skipif(
     not radixrt_kernels.available(), reason="adapters are computed by the native kernels"
@@ -200,9 +202,16 @@ def test_a_draft_head_changes_no_answer_of_an_adapter(
     monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
     head = make_head(tmp_path, json.loads((models.checkpoint / "config.json").read_text()))
     engine = models.engine(speculation="head", draft_model=str(head))
-    prompts = [[*CONVERSATION[:40], *INVOCATION, *some_tokens(9)] for _ in range(4)]
+    plain, foresight = models.engine(), Foresight(monkeypatch)
     names = ["first", "", "plain", "second"]
-    expected = models.engine().generate(prompts, GREEDY, adapters=names)
-    for _ in range(2):
-        assert engine.generate(prompts, GREEDY, adapters=names) == expected
-    assert engine.scheduler.state.counters.drafted_tokens["head"] > 40
+    sampled = msgspec.structs.replace(GREEDY, temperature=1.0, seed=5)
+    for number in range(25 if TORTURE else 1):
+        prompts = [[*CONVERSATION[:40], *INVOCATION, *some_tokens(9)] for _ in names]
+        sampling = [sampled if (number + place) % 2 else GREEDY for place in range(4)]
+        expected = plain.generate(prompts, sampling, adapters=names)
+        foresight.texts = [p + answer for p, answer in zip(prompts, expected, strict=True)]
+        for _ in range(2):
+            assert engine.generate(prompts, sampling, adapters=names) == expected
+            assert engine.logprobs == plain.logprobs  # bit for bit
+    counters = engine.scheduler.state.counters
+    assert 20 < counters.accepted_draft_tokens["head"] < counters.drafted_tokens["head"]

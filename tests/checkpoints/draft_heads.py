@@ -195,7 +195,7 @@ def watch_drafts(monkeypatch: pytest.MonkeyPatch, kind: type[DraftHead]) -> list
     calls: list[Drafted] = []
     draft, logits = HeadDrafter.draft, kind.logits
 
-    def watched(drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+    def watched(drafter: HeadDrafter, wanted: dict[int, int], *_: object) -> None:
         ready = [slot for slot in wanted if drafter._is_ready(drafter._followed[slot])]
         calls.append(Drafted({slot: list(drafter._followed[slot].text) for slot in ready}))
         draft(drafter, {slot: min(n, 4) for slot, n in wanted.items()}, -1.0)
@@ -237,8 +237,8 @@ class Foresight:
         self._draft = HeadDrafter.draft
         monkeypatch.setattr(HeadDrafter, "draft", lambda *args: self.draft(*args))
 
-    def draft(self, drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
-        self._draft(drafter, wanted, least)
+    def draft(self, drafter: HeadDrafter, *arguments: Any) -> None:
+        self._draft(drafter, *arguments)
         for slot in drafter._drafts:
             text = drafter._followed[slot].text
             coming = next((t[len(text) :] for t in self.texts if t[: len(text)] == text), [])

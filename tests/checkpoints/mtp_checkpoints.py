@@ -1,6 +1,7 @@
 """Checkpoints with a layer of random weights that predicts further tokens, and that layer in
 transformers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,24 @@ from transformers.modeling_layers import MtpModel
 from radixrt.models.checkpoint import read_config, text_config
 from tests.checkpoints import make_checkpoint
 
-MTP_FAMILIES: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {},
-    "glm4_moe": {},
-    "qwen3_5": {
-        "num_hidden_layers": 4,
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        "mtp_num_hidden_layers": 1,
-    },
+_HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "mtp_num_hidden_layers": 1,
 }
+MTP_FAMILIES: dict[str, dict[str, Any]] = {"deepseek_v3": {}, "glm4_moe": {}, "qwen3_5": _HYBRID}
+MORE_MTP_FAMILIES: dict[str, dict[str, Any]] = {
+    "glm4_moe_lite": {},
+    "qwen3_next": _HYBRID,
+    "qwen3_5_moe": _HYBRID,
+}
+"""Families whose parts are those of others."""
 
 
 def make_with_mtp(family: str, folder: Path, **overrides: Any) -> Path:
     """A checkpoint of a family with such a layer, under the names that its authors use."""
-    make_checkpoint(family, folder, **{**MTP_FAMILIES[family], **overrides})
+    own = {**MTP_FAMILIES, **MORE_MTP_FAMILIES}[family]
+    make_checkpoint(family, folder, **{**own, **overrides})
     return add_mtp(folder)
 
 
@@ -82,16 +87,22 @@ class TransformersMtp:
         self._layer = MtpModel.from_pretrained(self._model)
 
     @torch.inference_mode()
-    def chain(self, text: list[int], length: int) -> list[Tensor]:
-        """The logits [vocab_size] of ``length`` draft tokens, each the likeliest, behind a text."""
+    def chain(
+        self, text: list[int], length: int, drafted: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        """The logits [vocab_size] of ``length`` draft tokens behind a text.
+
+        Args:
+            drafted: these tokens; None: each time the likeliest.
+        """
         states = self._model.model(torch.tensor([text[:-1]])).last_hidden_state
         tokens, chain = text[1:], []
-        for _ in range(length):
+        for place in range(length):
             positions = torch.arange(1, len(tokens) + 1)[None]
             hidden = self._layer.forward_layer(
                 0, states, positions, None, input_ids=torch.tensor([tokens])
             )
             chain.append(self._layer._project_to_logits(hidden[0, -1]))
-            tokens = [*tokens, int(chain[-1].argmax())]
+            tokens = [*tokens, int(chain[-1].argmax()) if drafted is None else drafted[place]]
             states = torch.cat((states, hidden[:, -1:]), dim=1)
         return chain

@@ -2,6 +2,7 @@
 files, and no use of KV that another model, machine or tenant has left."""
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -12,11 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.sequences import PositionLogprobs
-from radixrt.worker.fingerprint import file_digest
+from radixrt.models.eagle3 import Eagle3Head
+from radixrt.worker.fingerprint import file_digest, stats_of_files
 from tests.checkpoints import make_checkpoint
+from tests.checkpoints.draft_heads import make_head, watch_drafts
 from tests.engine.in_process import InProcessEngine
 
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
@@ -188,6 +192,53 @@ def test_other_weights_find_nothing(model: Path, kept: Path, tmp_path: Path) -> 
     engine.generate(PROMPTS[:1], SAMPLING)
     assert engine.cached == [0]
     close(engine)
+
+
+def test_the_kv_of_a_draft_head_comes_back(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of prompts and of answers: the head goes on with the bits of one that was never
+    stopped. Another head finds nothing, and none at all neither."""
+    drafted = watch_drafts(monkeypatch, Eagle3Head)
+    config = json.loads((model / "config.json").read_text())
+    heads = [str(make_head(tmp_path / f"{seed}", config, seed=seed)) for seed in range(2)]
+    settings = {"speculation": "head", "draft_model": heads[0], "page_size": 4}
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+    def drafts_of(engine: InProcessEngine, *, cached: bool) -> object:
+        drafted.clear()
+        for text in longer:
+            engine.generate([text], SAMPLING)
+            assert engine.cached == [cached * 4 * ((len(text) - 2) // 4)]
+        return [(one.texts, [rows.tolist() for rows in one.logits]) for one in drafted]
+
+    engine = engine_on(model, tmp_path / "cache", **settings)
+    answers = engine.generate(PROMPTS, sampling)
+    longer = [[*prompt, *answer, 7] for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    for _ in range(2):  # pages that were used again are kept
+        engine.generate(longer, SAMPLING)
+    close(engine)
+    cold = drafts_of(InProcessEngine(model, **settings), cached=False)
+    assert len(drafted) > 3 * len(longer)
+    engine = engine_on(model, tmp_path / "cache", **settings)
+    assert drafts_of(engine, cached=True) == cold
+    close(engine)
+    for other in ({"draft_model": heads[1]}, {"draft_model": None, "speculation": "off"}):
+        engine = engine_on(model, tmp_path / "cache", **{**settings, **other})
+        engine.generate(longer, SAMPLING)
+        assert engine.cached == [0, 0, 0]
+        close(engine)
+
+
+def test_a_pool_that_outlives_its_worker_is_dropped_where_the_head_changes(
+    model: Path, tmp_path: Path
+) -> None:
+    head = make_head(tmp_path, json.loads((model / "config.json").read_text()))
+    config = ServerConfig(model_path=str(model), draft_model=str(head), speculation="head")
+    before = stats_of_files(config)
+    assert stats_of_files(config) == before
+    (head / "config.json").touch()
+    assert stats_of_files(config) != before
 
 
 def test_another_salt_finds_nothing(model: Path, kept: Path) -> None:

@@ -3,27 +3,36 @@ are; and changes no answer."""
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from radixrt.attention.states import StateSpec
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.steps import Admit, DraftSources
+from radixrt.messages.images import VisionInfo
+from radixrt.messages.requests import PoolingInfo
+from radixrt.messages.steps import DRAFTERS, Admit, DraftSources
+from radixrt.models.decoder import CausalLM
 from radixrt.models.eagle3 import Eagle3Head
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.drafts.drafters import Draft
 from radixrt.worker.drafts.head import HeadDrafter
+from radixrt.worker.drafts.head_choice import load_draft_head
 from radixrt.worker.drafts.price import DraftPrice
-from radixrt.worker.drafts.speculator import Speculator
+from radixrt.worker.drafts.speculator import ANY_KIND, Speculator
 from tests.checkpoints import make_checkpoint
 from tests.checkpoints.draft_heads import (
     DRAFT_VOCAB,
@@ -38,6 +47,11 @@ from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA
 from tests.engine.test_speculation import TORTURE, answers, twenty_requests
 from tests.scheduler.engine_model import expect_nothing
+from tests.servers.fake_scheduler import engine_info
+
+TOWER = VisionInfo(
+    family="", weights=b"", tokens_per_tile=1, tile_size=1, image_token=5, feature_bytes=4
+)
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -119,6 +133,30 @@ def test_a_head_that_has_not_drafted_for_long_catches_up(
     assert Expected(model_dir, head).check(drafted) > 10
 
 
+def test_a_head_stays_right_where_sequences_are_dropped_and_retracted(
+    model_dir: Path, head: Path, drafted: list[Drafted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of their drafts; others go on, and new ones begin on what they have left."""
+    monkeypatch.setattr(Admission, "_forecast", expect_nothing)
+    engine = InProcessEngine(
+        model_dir, dtype="float32", speculation="head", draft_model=str(head), page_size=4,
+        max_total_tokens=256, chunked_prefill_size=16,
+    )  # fmt: skip
+    documents = prompts(6, 30, 40)
+    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    seq_ids = engine.begin(documents, long)
+    for step in range(200):
+        engine.advance()
+        if step in (9, 17, 23):
+            engine.scheduler.release(np.array([seq_ids.pop()]))
+    assert not engine.scheduler.num_running
+    counters = engine.scheduler.state.counters
+    assert counters.aborted == 3 and counters.retractions > 0
+    engine.generate([[*document, 5, 6] for document in documents], GREEDY)
+    assert sum(engine.cached) > 60
+    assert Expected(model_dir, head).check(drafted[::5]) > 30
+
+
 def test_a_head_reads_what_another_sequence_computes(
     model_dir: Path, head: Path, drafted: list[Drafted]
 ) -> None:
@@ -185,9 +223,9 @@ def test_a_poisoned_head_is_soon_left_alone(
     computed: list[int] = []
     draft = HeadDrafter.draft
 
-    def counted(head: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+    def counted(head: HeadDrafter, *arguments: Any) -> None:
         before = head.computed
-        draft(head, wanted, least)
+        draft(head, *arguments)
         computed.append(head.computed - before)
 
     monkeypatch.setattr(HeadDrafter, "draft", counted)
@@ -222,6 +260,52 @@ def test_a_head_for_another_model_is_refused(
             InProcessEngine(model_dir, speculation="head", draft_model=str(folder))
 
 
+JUNK = (None, -1, 0, "x", [1], {"a": 1}, 1.5, 1 << 40)
+
+
+def test_a_damaged_head_is_refused(
+    model_dir: Path, config: dict[str, Any], head: Path, tmp_path: Path
+) -> None:
+    """Or loaded, if what is wrong matters to nothing; no other error than that of a setting."""
+    engine = InProcessEngine(model_dir)
+    file = Path(shutil.copytree(head, tmp_path / "head")) / "model.safetensors"
+    asked = ServerConfig(model_path=str(model_dir), draft_model=str(file.parent))
+    kernels, refused = layer_kernels(torch.device("cpu")), []
+
+    def attempt(what: object) -> None:
+        try:
+            load_draft_head(asked, engine.runner._model, engine.info, kernels)
+        except ConfigError:
+            refused.append(str(what))
+
+    right = (head / "config.json").read_text()
+    for name in json.loads(right).keys() | {"rope_scaling", "rms_norm_eps", "hidden_act"}:
+        for junk in JUNK:
+            changed = json.loads(right)
+            layer = changed.get("transformer_layer_config", changed)
+            (layer if name in layer else changed)[name] = junk
+            (file.parent / "config.json").write_text(json.dumps(changed))
+            attempt((name, junk))
+    for content in ("", "[]", "null", "{", "{}"):
+        (file.parent / "config.json").write_text(content)
+        attempt(content)
+    (file.parent / "config.json").write_text(right)
+    in_config, whole = len(refused), file.read_bytes()
+    tensors = load_file(head / "model.safetensors")
+    for name, tensor in tensors.items():
+        for change in (tensor[:-1].clone(), torch.tensor(1), tensor.flatten()):
+            if change.shape != tensor.shape and name != "t2d":
+                save_file({**tensors, name: change}, file)
+                attempt((name, change.shape))
+                assert refused[-1] == str((name, change.shape))
+    for length in (0, 7, 100, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        attempt(length)
+        assert refused[-1] == str(length)
+    assert in_config > 40
+    assert all(str((name, "x")) in refused for name in ("rms_norm_eps", "hidden_act"))
+
+
 def test_a_head_is_refused_where_it_cannot_draft(
     model_dir: Path, config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -231,6 +315,34 @@ def test_a_head_is_refused_where_it_cannot_draft(
         InProcessEngine(tmp_path / "hybrid", speculation="auto", draft_model=folder)
     with pytest.raises(ConfigError, match="needs a head"):
         InProcessEngine(model_dir, speculation="head")
+
+
+@pytest.mark.parametrize(
+    "reason, settings, facts",
+    [
+        ("a draft head on a GPU", {}, {"device": "cuda:0"}),
+        ("a draft head with --tp", {"tp": 2}, {}),
+        ("generates nothing", {}, {"pooling": PoolingInfo(task="embed", size=4)}),
+        ("that sees images", {}, {"vision": TOWER}),
+    ],
+)
+def test_what_no_head_drafts_for_is_said(
+    model_dir: Path, config: dict[str, Any], tmp_path: Path,
+    reason: str, settings: dict[str, Any], facts: dict[str, Any],
+) -> None:  # fmt: skip
+    """Asked for, it is an error that says what to leave out; else the model is served without."""
+    head = str(make_head(tmp_path, config))
+    asked = ServerConfig(model_path=str(model_dir), draft_model=head, **settings)
+    info, model = engine_info(**facts), Llama.__new__(Llama)
+    with pytest.raises(ConfigError, match=f"--draft-model: .*{reason}.*; leave it out"):
+        load_draft_head(asked, model, info, layer_kernels(torch.device("cpu")))
+
+
+class Llama(CausalLM):
+    """Without weights."""
+
+    def state_specs(self) -> list[StateSpec]:
+        return []
 
 
 # ------------------------------------------------------------ answers with a head
@@ -332,3 +444,44 @@ def test_the_last_draft_of_a_head_is_no_reason_against_the_next() -> None:
     admit = Admit(0, pack_ids([3, 4]), 0, b"", GREEDY, 0, drafts=DraftSources())
     speculator.admit(admit)
     assert speculator.length_for_head(0, room=8, price=0.05, cost=0.05) == 3
+
+
+class Short(HeadDrafter):
+    """A head that is right about two tokens of a text that repeats itself."""
+
+    def __init__(self, period: list[int]) -> None:
+        self.name = "head"
+        self.period, self.place = period, 0
+
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
+        if ahead:
+            return None
+        next_two = [self.period[(self.place + i) % len(self.period)] for i in range(2)]
+        return Draft([*next_two, 9999][:budget], 3)
+
+
+def test_others_are_judged_where_the_head_drafts_in_their_place() -> None:
+    """They were wrong before, and the text has come to repeat itself."""
+    period = list(range(100, 140))
+    head = Short(period)
+    speculator = Speculator((), lambda slot: [], lambda slot, tokens: tokens, head)
+    sampling = SamplingParams(max_tokens=2000, ignore_eos=True)
+    admit = Admit(0, pack_ids(period * 2), 0, b"", sampling, 0, drafts=DraftSources())
+    speculator.admit(admit)
+    ngram, by_head = (DRAFTERS.index(name) for name in ("ngram", "head"))
+    for _ in range(20):
+        speculator._chances.learn((by_head, ANY_KIND), 3, 2)
+        speculator._chances.learn((by_head, 3), 3, 2)
+        for kind in range(12):
+            speculator._chances.learn((ngram, kind), 1, 0)
+    asked = []
+    for _ in range(80):
+        asked.append(speculator.length_for_head(0, room=16, price=0.05, cost=0.05))
+        draft = speculator.propose(0, 16, 0.05)
+        coming = [period[(head.place + i) % len(period)] for i in range(len(draft) + 1)]
+        accepted = next((i for i, token in enumerate(draft) if token != coming[i]), len(draft))
+        new = coming[: accepted + 1]
+        speculator.extend(np.zeros(len(new), np.int64), np.array(new, np.int32))
+        head.place += len(new)
+    assert asked[0] > 0, "at first the head is known to be better"
+    assert not any(asked[-10:]), "then the text is"

@@ -17,15 +17,22 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.models import head_files
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.eagle3 import Eagle3Head
 from radixrt.models.memory_need import engine_need
 from radixrt.models.mtp import MtpHead
 from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.drafts.head import HeadDrafter
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.checkpoints.draft_heads import Drafted, Foresight, check_drafts, make_head, watch_drafts
-from tests.checkpoints.mtp_checkpoints import MTP_FAMILIES, TransformersMtp, make_with_mtp
+from tests.checkpoints.mtp_checkpoints import (
+    MORE_MTP_FAMILIES,
+    MTP_FAMILIES,
+    TransformersMtp,
+    make_with_mtp,
+)
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_draft_heads import GREEDY, prompts
 from tests.engine.test_grammars import SCHEMA
@@ -51,7 +58,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
     return watch_drafts(monkeypatch, MtpHead)
 
 
-@pytest.mark.parametrize("family", MTP_FAMILIES)
+@pytest.mark.parametrize("family", [*MTP_FAMILIES, *(MORE_MTP_FAMILIES if TORTURE else ())])
 def test_the_layer_computes_what_transformers_does(
     with_mtp: Callable[[str], Path], drafted: list[Drafted], family: str
 ) -> None:
@@ -70,6 +77,45 @@ def test_the_layer_computes_what_transformers_does(
     engine.generate([[*document, 5, 6] for document in documents], sampling)
     assert min(engine.cached) >= 32
     assert check_drafts(drafted, chain) > 10
+
+
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_of_a_large_vocabulary_the_frequent_tokens_and_those_of_the_text_are_drafted(
+    with_mtp: Callable[[str], Path],
+    drafted: list[Drafted],
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: str,
+) -> None:
+    """The likeliest of them, as transformers computes them; 8 bits turn few choices around. What
+    another salt's text has had is not drafted."""
+    frequent = 24
+    monkeypatch.setattr(head_files, "FREQUENT_IDS", frequent)
+    folder = with_mtp("glm4_moe")
+    engine = InProcessEngine(
+        folder, dtype="float32", speculation="head", page_size=4, quantization=quantization
+    )
+    found: list[tuple[list[int], list[int]]] = []
+    draft = HeadDrafter.draft
+
+    def watched(drafter: HeadDrafter, wanted: dict[int, int], *rest: Any) -> None:
+        texts = {slot: list(drafter._followed[slot].text) for slot in wanted}
+        draft(drafter, wanted, *rest)
+        found.extend((texts[slot], one.token_ids) for slot, one in drafter._drafts.items())
+
+    monkeypatch.setattr(HeadDrafter, "draft", watched)
+    engine.generate(prompts(2, 70, 90), GREEDY, salt=["a", "b"])
+    assert all(rows.shape[1] == frequent for one in drafted for rows in one.logits)
+    reference = TransformersMtp(folder)
+    likeliest, own = 0, 0
+    for text, tokens in found:
+        allowed = torch.tensor(sorted({*range(frequent), *text}))
+        for token, logits in zip(tokens, reference.chain(text, len(tokens), tokens), strict=True):
+            assert token in allowed
+            likeliest += int(allowed[logits[allowed].argmax()]) == token
+            own += token >= frequent
+    count = sum(len(tokens) for _, tokens in found)
+    assert count > 100 and 0.1 < own / count < 0.9, (own, count)
+    assert likeliest / count > (0.95 if quantization == "auto" else 0.8)
 
 
 @pytest.mark.parametrize("family", MTP_FAMILIES)
@@ -162,6 +208,8 @@ def test_drafts_of_the_layer_change_no_answer(
     monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
     monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
     monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    if family == "qwen3_5":
+        monkeypatch.setattr(head_files, "FREQUENT_IDS", 48)
     settings: dict[str, Any] = {"page_size": 4}
     settings |= {"quantization": "int8"} if family == "glm4_moe" else {}
     plain = InProcessEngine(with_mtp(family), **settings)
@@ -185,9 +233,11 @@ def test_drafts_of_the_layer_change_no_answer(
     assert (counters.retractions > 0) == (family == "deepseek_v3")
 
 
+@pytest.mark.parametrize("frequent", [head_files.FREQUENT_IDS, 48])
 def test_the_layer_is_loaded_unless_text_alone_is_to_be_drafted_from(
-    with_mtp: Callable[[str], Path],
+    with_mtp: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, frequent: int
 ) -> None:
+    monkeypatch.setattr(head_files, "FREQUENT_IDS", frequent)
     folder = with_mtp("glm4_moe")
     sources = {}
     for asked in ("auto", "head", "text", "off"):

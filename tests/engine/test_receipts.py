@@ -10,18 +10,22 @@ import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.main import main
 from radixrt.messages.receipts import Parameters, Receipt
+from radixrt.tokenizer.receipts import ReceiptMaker
 from tests.checkpoints import make_served
 from tests.servers import Server, serving
+from tests.servers.fake_scheduler import engine_info
 
 NUM_PROMPTS = int(os.environ.get("RADIXRT_RECEIPT_PROMPTS", "10"))
 """``make test-receipts`` takes 300."""
@@ -223,6 +227,24 @@ def test_each_part_is_covered_by_the_chain() -> None:
         msgspec.structs.replace(receipt, version=2).check()
     with pytest.raises(RequestError, match="has 4 digests"):
         msgspec.structs.replace(receipt, chain=receipt.chain[:4]).check()
+
+
+def test_a_draft_head_is_no_part_of_a_receipt() -> None:
+    """Though its KV is in the pages that are kept on disk."""
+    config = ServerConfig(model_path="demo", receipts=True)
+    vocabulary: Any = SimpleNamespace(backend=SimpleNamespace(to_str=lambda: "{}"))
+    request: Any = SimpleNamespace(
+        receipt=True, constraint=None, parse_reasoning="", parse_tool_calls=""
+    )
+    prompt: Any = SimpleNamespace(token_ids=[5], images=())
+    made = []
+    for parts in ({"weights": "ab"}, {"weights": "ab", "head": "cd"}):
+        maker = ReceiptMaker(config, engine_info(kv_parts=parts), vocabulary)
+        make = maker.of(request, prompt, SamplingParams(temperature=0.0))
+        assert make is not None
+        made.append(make([7]))
+    assert made[0] == made[1]
+    assert made[0].engine["weights"] == "ab"
 
 
 def test_the_example_checks_the_digests_by_itself(

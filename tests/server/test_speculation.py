@@ -2,6 +2,7 @@
 of both."""
 
 import json
+import os
 import re
 from typing import Any
 
@@ -49,27 +50,41 @@ def drafted(answer: dict[str, Any]) -> tuple[int, int]:
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"stop": ["is", "a"], "n": 2, "temperature": 1.0, "seed": 3},
-        {"logprobs": True, "top_logprobs": 2, "temperature": 0.8, "seed": 4, "frequency_penalty": 0.5},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
-         "ignore_eos": False, "temperature": 1.0, "seed": 5},
-        {"tools": [{"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}],
-         "tool_choice": "required", "ignore_eos": False, "temperature": 1.0, "seed": 6},
-    ],
-    ids=["stop", "logprobs", "checked", "tools"],
-)  # fmt: skip
-def test_an_answer_is_the_same_with_and_without_drafts(ask: Any, fields: dict[str, Any]) -> None:
-    salt = str(fields)
-    plain = ask(**fields, speculation=False, cache_salt=salt)
-    assert drafted(plain) == (0, 0)
-    assert "drafts" not in plain["usage"]["completion_tokens_details"]
-    for _ in range(3):  # the first finds how the plain one went on
-        answer = ask(**fields, cache_salt=salt)
-        assert without_ids(answer) == without_ids(plain)  # and the bits of the log-probabilities
-        assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+TORTURE = bool(os.environ.get("RADIXRT_TORTURE"))
+SEEDS = range(63 if TORTURE else 1)
+"""Requests of each kind."""
+FUNCTION = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
+ENDS = {"ignore_eos": False, "temperature": 1.0}
+KINDS: dict[str, dict[str, Any]] = {
+    "sampled": {"temperature": 1.0, "logprobs": True},
+    "penalties": {"temperature": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.2, "logprobs": True},
+    "stop": {"stop": ["is", "a"], "n": 2, "temperature": 1.0},
+    "logprobs": {"logprobs": True, "top_logprobs": 2, "temperature": 0.8, "frequency_penalty": 0.5},
+    "json": {"response_format": {"type": "json_object"}, **ENDS, "logprobs": True},
+    "checked": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, **ENDS},
+    "tools": {"tools": [FUNCTION], "tool_choice": "required", **ENDS},
+    "perhaps tools": {"tools": [FUNCTION], **ENDS, "logprobs": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS if TORTURE else ["stop", "logprobs", "checked", "tools"])
+def test_an_answer_is_the_same_with_and_without_drafts(ask: Any, kind: str) -> None:
+    """From text and by the model's head."""
+    drafters: set[str] = set()
+    for seed in SEEDS:
+        salt = f"{kind} {seed}"
+        question = f"{DOCUMENT} Who is the owner of {('Vidur', 'Bramol')[seed % 2]}? {seed or ''}"
+        messages = [{"role": "user", "content": question}]
+        fields = {**KINDS[kind], "seed": seed, "messages": messages, "cache_salt": salt}
+        plain = ask(**fields, speculation=False)
+        assert drafted(plain) == (0, 0)
+        assert "drafts" not in plain["usage"]["completion_tokens_details"]
+        for _ in range(3):  # the first finds how the plain one went on
+            answer = ask(**fields)
+            assert without_ids(answer) == without_ids(plain)  # and bits of log-probabilities
+            assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+            drafters |= answer["usage"]["completion_tokens_details"].get("drafts", {}).keys()
+    assert not TORTURE or {"tree", "head"} <= drafters
 
 
 def test_an_answer_that_is_repeated_is_drafted_from_the_tree_of_its_salt(

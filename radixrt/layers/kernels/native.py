@@ -165,6 +165,10 @@ class NativeGroupwiseMatrix(PackedGroupwiseMatrix):
     def look_up(self, rows: Tensor) -> Tensor:
         return groupwise.look_up(self.packed, rows, self.dtype)
 
+    def replace(self, places: Tensor, rows: GroupwiseMatrix) -> None:
+        """Put rows of 8 bits in place of those of ``places``, int64 [rows.rows]."""
+        groupwise.replace_rows(self.packed, places, rows.codes, rows.scales, rows.zeros)
+
 
 class Rows(NamedTuple):
     """The rows that are multiplied, grouped by the matrix that each belongs to."""

@@ -19,7 +19,7 @@ answer (arXiv 2411.01076 extracts the contents of shared stores)."""
 Learned = TypeVar("Learned")
 
 
-def _keep(by_root: OrderedDict[CacheRoot, Learned], root: CacheRoot, learned: Learned) -> None:
+def keep_last(by_root: OrderedDict[CacheRoot, Learned], root: CacheRoot, learned: Learned) -> None:
     """Keep what was learned under a root, as the one used last."""
     by_root[root] = learned
     by_root.move_to_end(root)
@@ -232,7 +232,7 @@ class NgramDrafter(Drafter):
         exits = CopyExits()
         if sources.root is not None:
             exits = self._exits.get(sources.root, exits)
-            _keep(self._exits, sources.root, exits)
+            keep_last(self._exits, sources.root, exits)
         self._slots[slot] = _Copying(index, exits)
 
     def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
@@ -333,4 +333,4 @@ class PoolDrafter(Drafter):
             )
             pool = SuffixIndex(kept)
         kept += [SEPARATOR, *new]
-        _keep(self._pools, root, pool)
+        keep_last(self._pools, root, pool)

@@ -9,6 +9,7 @@ A draft is a chain. Its first token follows from the model's state, each further
 head's own.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,11 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.steps import Admit
+from radixrt.messages.steps import MAX_DRAFTED, Admit
 from radixrt.worker.batch import StepInputs
-from radixrt.worker.drafts.drafters import Draft, Drafter
+from radixrt.worker.drafts.drafters import Draft, Drafter, keep_last
 from radixrt.worker.drafts.head_pages import HeadPages, Span
+from radixrt.worker.drafts.own_tokens import MAX_OWN, OwnTokens
 
 BACKLOG = 64
 """States of an answer that wait at most."""
@@ -42,6 +45,8 @@ class _Followed:
     the model has them, [n, state_size]."""
     count: int = 0
     """Their number."""
+    own: OwnTokens | None = None
+    """Tokens that are drafted beside the head's vocabulary."""
 
     @property
     def known(self) -> int:
@@ -66,6 +71,7 @@ class HeadDrafter(Drafter):
         self.name = pages.head.drafter
         self._backlog = backlog
         self._followed: dict[int, _Followed] = {}
+        self._own: OrderedDict[CacheRoot, OwnTokens] = OrderedDict()
         self._drafts: dict[int, Draft] = {}
         """Those of this step, by slot."""
         self.computed = 0
@@ -75,7 +81,22 @@ class HeadDrafter(Drafter):
 
     def follow(self, admit: Admit) -> None:
         """Take any sequence into a free slot, also one whose tokens are not drafted."""
-        self._followed[admit.slot] = _Followed(unpack_ids(admit.token_ids).tolist())
+        text = unpack_ids(admit.token_ids)
+        one = self._followed[admit.slot] = _Followed(text.tolist())
+        if admit.drafts is not None and (own := self._own_tokens(admit.drafts.root)) is not None:
+            one.own = own
+            own.note(text.tolist())
+
+    def _own_tokens(self, root: CacheRoot | None) -> OwnTokens | None:
+        """Those of a cache root; without one, of a sequence alone."""
+        if self._head.other_tokens is None:
+            return None
+        own = self._own.get(root) if root is not None else None
+        if own is None:
+            own = OwnTokens(len(self._head.token_ids), self._head.other_tokens(MAX_OWN))
+        if root is not None:
+            keep_last(self._own, root, own)
+        return own
 
     def extend(self, slots: NDArray[np.int64], token_ids: TokenIds) -> None:
         """Note the new tokens [rows] of answers in ``slots`` [rows], which are final. Marks of
@@ -83,6 +104,8 @@ class HeadDrafter(Drafter):
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
             if token >= 0 and (one := self._followed.get(slot)) is not None:
                 one.text.append(token)
+                if one.own is not None:
+                    one.own.note((token,))
 
     def take_states(
         self, states: Tensor, inputs: StepInputs, num_chunks: int, computed: NDArray[np.int64]
@@ -130,11 +153,15 @@ class HeadDrafter(Drafter):
 
     def catch_up(self, slots: Collection[int]) -> None:
         """Compute the head at all positions of these slots whose model's KV is computed."""
-        self._compute([slot for slot in slots if slot in self._followed], ahead=0)
+        known = self._take_known([slot for slot in slots if slot in self._followed], ahead=0)
+        if known is not None:
+            self._pages.keep(*known)
 
-    def _compute(self, slots: Sequence[int], ahead: int) -> tuple[Tensor, Tensor] | None:
-        """Compute the head at the known positions of slots, and ``ahead`` further ones; returns
-        ``HeadPages.compute``'s result, None if there was nothing to compute."""
+    def _take_known(
+        self, slots: Sequence[int], ahead: int
+    ) -> tuple[list[Span], list[int], Tensor] | None:
+        """Take the known positions of slots, and ``ahead`` further ones, at which the head is not
+        computed yet: the arguments of ``HeadPages.compute``. None: there are none."""
         self._fuse(slots)
         spans, token_ids, states = [], [], []
         for slot in slots:
@@ -148,7 +175,7 @@ class HeadDrafter(Drafter):
             states.append(rows[: end - one.done])
             one.states, one.count = [rows[end - one.done :].clone()], one.count - (end - one.done)
             one.done = end
-        return self._pages.compute(spans, token_ids, torch.cat(states)) if spans else None
+        return (spans, token_ids, torch.cat(states)) if spans else None
 
     def _fuse(self, slots: Sequence[int]) -> None:
         """Fuse the states of slots that are as the model has them."""
@@ -177,29 +204,35 @@ class HeadDrafter(Drafter):
 
     # ------------------------------------------------------------ drafts
 
-    def draft(self, wanted: Mapping[int, int], least: float) -> None:
+    def draft(
+        self,
+        wanted: Mapping[int, int],
+        least: float,
+        longest: Sequence[int] = (MAX_DRAFTED,) * KINDS,
+    ) -> None:
         """Compute the drafts of the next step.
 
         Args:
             wanted: slots, and the most tokens to draft for each.
             least: a draft ends where the head thinks that its next token is less likely to be
                 accepted.
+            longest: the most tokens of a draft by its kind; the first is drafted in any case.
         """
         self._drafts = {}
         slots = [slot for slot in wanted if self._is_ready(self._followed[slot])]
         ends = {slot: self._followed[slot].known + 1 for slot in slots}
-        found = self._compute(slots, ahead=1)
-        if found is None:
+        known = self._take_known(slots, ahead=1)
+        if known is None:
             return
-        hidden, states = found
+        hidden, states = self._pages.compute(*known)
         survival = torch.ones(len(slots))
         tokens: dict[int, list[int]] = {slot: [] for slot in slots}
         while True:
-            chances, chosen = self._head.logits(hidden).softmax(dim=-1).max(dim=-1)
+            chances, likeliest = self._likeliest(slots, hidden)
             survival *= chances
             self.computed += len(slots)
             goes_on = []
-            rows = zip(slots, survival.tolist(), self._head.token_ids[chosen].tolist(), strict=True)
+            rows = zip(slots, survival.tolist(), likeliest, strict=True)
             for row, (slot, chance, token) in enumerate(rows):
                 drafted = tokens[slot]
                 if not drafted:
@@ -207,7 +240,8 @@ class HeadDrafter(Drafter):
                     self._drafts[slot] = Draft(drafted, kind)
                 if chance >= least or not drafted:
                     drafted.append(token)
-                    if chance >= least and len(drafted) < wanted[slot]:
+                    most = min(wanted[slot], longest[self._drafts[slot].kind])
+                    if chance >= least and len(drafted) < most:
                         goes_on.append(row)
             if not goes_on:
                 return
@@ -219,6 +253,26 @@ class HeadDrafter(Drafter):
                 spans.append(Span(slot, end - 1, end))
             last = [tokens[slot][-1] for slot in slots]
             hidden, states = self._pages.compute(spans, last, states[kept])
+
+    def _likeliest(self, slots: Sequence[int], hidden: Tensor) -> tuple[Tensor, list[int]]:
+        """The likeliest next tokens behind states [slots, hidden_size], and the chances [slots] that
+        the head gives to them."""
+        logits = self._head.logits(hidden)
+        highest, chosen = logits.max(dim=-1)
+        total, token_ids = logits.logsumexp(dim=-1), self._head.token_ids[chosen].tolist()
+        rows_by_own: dict[OwnTokens, list[int]] = {}
+        for row, slot in enumerate(slots):
+            if (own := self._followed[slot].own) is not None:
+                rows_by_own.setdefault(own, []).append(row)
+        for own, rows in rows_by_own.items():
+            if (scores := own.scores(hidden[rows])) is None:
+                continue
+            total[rows] = torch.logaddexp(total[rows], scores.logsumexp(dim=-1))
+            values, places = scores.max(dim=-1)
+            for row, value, place in zip(rows, values, places.tolist(), strict=True):
+                if value > highest[row]:
+                    highest[row], token_ids[row] = value, own.token_ids[place]
+        return (highest - total).exp(), token_ids
 
     @staticmethod
     def _is_ready(one: _Followed) -> bool:

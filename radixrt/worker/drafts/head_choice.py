@@ -1,6 +1,7 @@
 """Chooses and loads the draft head of a model."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from radixrt.base.config import ServerConfig
@@ -8,6 +9,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.quantization.scheme import ROUNDINGS
 from radixrt.messages.answers import EngineInfo
+from radixrt.models.checkpoint import unreadable
 from radixrt.models.decoder import CausalLM
 from radixrt.models.draft_head import DraftHead
 from radixrt.models.eagle3 import load_head
@@ -62,17 +64,27 @@ def load_draft_head(
             raise ConfigError(f"--draft-model: {reason}; leave it out.")
         log.info("Tokens are drafted from text alone. %s.", reason)
         return None
+    length = info.context_length
     if folder is not None:
         scheme = ROUNDINGS.get(config.quantization)
-        return load_head(folder, model, info.context_length, kernels, scheme)
+        return _read(folder, lambda: load_head(folder, model, length, kernels, scheme))
+    own = Path(config.model_path)
     try:
-        own = Path(config.model_path)
-        return load_mtp_head(own, model, info.context_length, kernels, config.quantization)
+        return _read(own, lambda: load_mtp_head(own, model, length, kernels, config.quantization))
     except ConfigError as error:
         if asked:
             raise
         log.warning("Tokens are drafted from text alone. The layer for further tokens: %s", error)
         return None
+
+
+def _read(folder: Path, load: Callable[[], DraftHead]) -> DraftHead:
+    try:
+        return load()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise unreadable(folder, error) from error
 
 
 def speculation_of(config: ServerConfig, device: str, head: DraftHead | None) -> str:

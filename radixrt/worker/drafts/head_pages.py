@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 MAX_TAPED = 64
 """Rows of a computation that is taped."""
 
+MAX_SPARE = 8
+"""Of those, rows of which only keys and values are used: a tape computes all of the layer."""
+
 
 class Span(NamedTuple):
     """Consecutive positions of a slot."""
@@ -105,6 +108,11 @@ class HeadPages:
 
     # ------------------------------------------------------------ the head
 
+    def keep(self, spans: Sequence[Span], token_ids: Sequence[int], states: Tensor) -> None:
+        """As :meth:`compute`, for what the pages hold alone."""
+        inputs = self._plan(spans, token_ids, states, attends=False)
+        self.head.forward(*inputs, self._context, torch.empty(0, dtype=torch.int64))
+
     def compute(
         self, spans: Sequence[Span], token_ids: Sequence[int], states: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -117,28 +125,43 @@ class HeadPages:
         Returns:
             see ``DraftHead.forward``, at the last position of each span.
         """
-        locations = [self._locations(span) for span in spans]
-        lengths = np.array([span.end - span.start for span in spans])
-        ends = _indptr(lengths)
-        new = [every[span.start - 1 :] for every, span in zip(locations, spans, strict=True)]
+        inputs = self._plan(spans, token_ids, states, attends=True)
+        last = torch.tensor([span.end - span.start for span in spans]).cumsum(0) - 1
+        spare = len(states) - len(spans)
+        if not self._tapes or len(states) > MAX_TAPED or spare > MAX_SPARE:
+            return self.head.forward(*inputs, self._context, last)
+        hidden, following = self._tape_of(len(states)).replay(*inputs)
+        return hidden[last], following[last]
+
+    def _plan(
+        self, spans: Sequence[Span], token_ids: Sequence[int], states: Tensor, *, attends: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Plan the attention, and return the inputs of the head: tokens, positions and states.
+
+        Args:
+            attends: the last position of each span attends to those before. The others, of which
+                only keys and values are used, attend to themselves, which costs nothing.
+        """
+        read, written, counts = [], [], []
+        for span in spans:
+            every = self._locations(span)
+            own = every[span.start - 1 :]
+            read += [own[:-1], every] if attends else [own]
+            counts += [1] * (len(own) - 1) + [len(every) if attends else 1]
+            written.append(own)
         self._backend.plan(
             AttentionMetadata(
-                qo_indptr_cpu=torch.from_numpy(ends),
-                kv_indptr_cpu=torch.from_numpy(_indptr(np.array([len(x) for x in locations]))),
-                last_page_len_cpu=torch.ones(len(spans), dtype=torch.int32),
-                kv_indices=torch.from_numpy(np.concatenate(locations)),
-                kv_locations=torch.from_numpy(np.concatenate(new).astype(np.int64)),
+                qo_indptr_cpu=torch.arange(len(states) + 1, dtype=torch.int32),
+                kv_indptr_cpu=torch.from_numpy(_indptr(np.array(counts))),
+                last_page_len_cpu=torch.ones(len(states), dtype=torch.int32),
+                kv_indices=torch.from_numpy(np.concatenate(read)),
+                kv_locations=torch.from_numpy(np.concatenate(written).astype(np.int64)),
                 page_size=1,
             )
         )
         positions = np.concatenate([np.arange(span.start - 1, span.end - 1) for span in spans])
         self.head.prepare_positions(int(positions.max()) + 1)
-        inputs = torch.tensor(token_ids), torch.from_numpy(positions), states
-        last = torch.from_numpy(ends[1:].astype(np.int64) - 1)
-        if not self._tapes or len(states) > MAX_TAPED:
-            return self.head.forward(*inputs, self._context, last)
-        hidden, following = self._tape_of(len(states)).replay(*inputs)
-        return hidden[last], following[last]
+        return torch.tensor(token_ids), torch.from_numpy(positions), states
 
     def _locations(self, span: Span) -> NDArray[np.int32]:
         """Places of the positions from 1 to the end of a span, in tokens of the pool."""

@@ -21,7 +21,7 @@ from radixrt.worker.drafts.drafters import (
     PoolDrafter,
     ReferenceDrafter,
 )
-from radixrt.worker.drafts.head import HeadDrafter
+from radixrt.worker.drafts.head import KINDS, HeadDrafter
 from radixrt.worker.drafts.price import Chance, Chances, Source
 
 ANY_KIND = -1
@@ -51,8 +51,10 @@ class _Speculating:
     """Steps to come without drafts."""
     drafted: list["_Stretch"] = field(default_factory=list)
     """The last draft."""
+    instead: list["_Stretch"] = field(default_factory=list)
+    """The draft of the others, where the head was asked."""
     judged_from: int = 0
-    """Length of the text when it was drafted."""
+    """Length of the text when it was judged last."""
 
     @property
     def has_ended(self) -> bool:
@@ -72,6 +74,15 @@ class _Stretch(NamedTuple):
 
 
 _NOTHING = _Stretch((0, 0), [], 0, Chance(0.0, 0.0))
+
+
+def _saved(draft: Sequence[_Stretch], price: float) -> float:
+    """Tokens of a draft that are expected to be accepted, less the price of its rows."""
+    saved, survival = 0.0, 1.0
+    for chance, count in ((one.chance, one.num_tokens) for one in draft if one.num_tokens):
+        saved += survival * chance.expected_accepted(count) - price * count
+        survival *= chance.survival(count)
+    return saved
 
 
 class Speculator:
@@ -170,10 +181,24 @@ class Speculator:
         self._judge(one)
         chance = self._chances.estimate((self._head, ANY_KIND))
         length = chance.paying_length(price + cost, budget)
-        gain = chance.expected_accepted(length) - (price + cost) * length
-        other = self._best(slot, budget, price, [], self._without_head)
-        saved = other.chance.expected_accepted(other.num_tokens) - price * other.num_tokens
-        return length if gain > saved else 0
+        # Behind the last token that pays, the head computes one that does not.
+        gain = chance.expected_accepted(length) - price * length - cost * (length + 1)
+        if gain <= 0:
+            return 0
+        others = self._stretches(slot, budget, price, self._without_head)
+        if gain <= _saved(others, price):
+            return 0
+        one.instead = others
+        return length
+
+    def longest_by_head(self, price: float) -> list[int]:
+        """The most tokens that pay of a draft of the head, by the kind of its first.
+
+        Args:
+            price: of a row and of the head's token.
+        """
+        chances = [self._chances.estimate((self._head, kind)) for kind in range(KINDS)]
+        return [chance.paying_length(price, MAX_DRAFTED) for chance in chances]
 
     @staticmethod
     def _budget(one: _Speculating, room: int) -> int:
@@ -206,41 +231,52 @@ class Speculator:
         return self._allowed(slot, tokens) if tokens else tokens
 
     def _draft(self, slot: int, budget: int, price: float, one: _Speculating) -> list[int]:
-        """Stretches of one drafter after the other, while their tokens pay."""
+        one.drafted = self._stretches(slot, budget, price, self._drafters)
+        if one.drafted[:1] == one.instead[:1]:
+            one.instead = []
+        return [token for each in one.drafted for token in each.token_ids[: each.num_tokens]]
+
+    def _stretches(
+        self, slot: int, budget: int, price: float, drafters: Sequence[tuple[int, Drafter]]
+    ) -> list[_Stretch]:
+        """Stretches of one drafter after the other, while their tokens pay. Of the last, some may
+        not."""
+        found: list[_Stretch] = []
         tokens: list[int] = []
-        one.judged_from = len(one.text)
         survival = 1.0
-        while len(tokens) < budget and len(one.drafted) < MAX_STRETCHES:
-            stretch = self._best(
-                slot, budget - len(tokens), price / survival, tokens, self._drafters
-            )
+        while len(tokens) < budget and len(found) < MAX_STRETCHES:
+            stretch = self._best(slot, budget - len(tokens), price / survival, tokens, drafters)
             if not stretch.token_ids:
                 break
-            one.drafted.append(stretch)
+            found.append(stretch)
             tokens += stretch.token_ids[: stretch.num_tokens]
             if stretch.num_tokens < len(stretch.token_ids):
                 break
             survival *= stretch.chance.survival(stretch.num_tokens)
-        return tokens
+        return found
 
     def _judge(self, one: _Speculating) -> None:
         """Learn from what the answer has in place of the last draft, also of the tokens of it that
-        did not pay."""
-        new = one.text[one.judged_from :]
-        for stretch in one.drafted:
-            num_tried = min(len(stretch.token_ids), len(new))
-            if not num_tried:
-                break
-            num_right = next(
-                (i for i in range(num_tried) if stretch.token_ids[i] != new[i]), num_tried
-            )
-            self._chances.learn(stretch.source, num_tried, num_right)
-            if stretch.source[0] == self._head:
-                self._chances.learn((self._head, ANY_KIND), num_tried, num_right)
-            if num_right < stretch.num_tokens:
-                break
-            new = new[stretch.num_tokens :]
-        one.drafted = []
+        did not pay, and of the draft of others in whose place the head was asked."""
+        if one.judged_from == len(one.text):
+            return
+        for stretches in (one.drafted, one.instead):
+            new = one.text[one.judged_from :]
+            for stretch in stretches:
+                num_tried = min(len(stretch.token_ids), len(new))
+                if not num_tried:
+                    break
+                num_right = next(
+                    (i for i in range(num_tried) if stretch.token_ids[i] != new[i]), num_tried
+                )
+                self._chances.learn(stretch.source, num_tried, num_right)
+                if stretch.source[0] == self._head:
+                    self._chances.learn((self._head, ANY_KIND), num_tried, num_right)
+                if num_right < stretch.num_tokens:
+                    break
+                new = new[stretch.num_tokens :]
+        one.drafted, one.instead = [], []
+        one.judged_from = len(one.text)
 
     def _best(
         self,

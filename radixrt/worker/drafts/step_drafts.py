@@ -153,10 +153,11 @@ class StepDrafts:
             for slot, room in rooms.items()
         }
         wanted = {slot: min(2 * n, rooms[slot]) for slot, n in lengths.items() if n}
+        longest = self._speculator.longest_by_head(price + cost)
         if self._head_trials.is_due(drafts=bool(wanted)):
             wanted = {slot: 1 for slot, room in rooms.items() if room > 0}
         begun, before = time.perf_counter(), head.computed
-        head.draft(wanted, price + cost)
+        head.draft(wanted, price + cost, longest)
         seconds = time.perf_counter() - begun if wanted else 0.0
         self.price.observe_head(head.computed - before, seconds)
         return seconds
