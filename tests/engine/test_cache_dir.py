@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -202,7 +203,9 @@ def test_the_kv_of_a_draft_head_comes_back(
     drafted = watch_drafts(monkeypatch, Eagle3Head)
     config = json.loads((model / "config.json").read_text())
     heads = [str(make_head(tmp_path / f"{seed}", config, seed=seed)) for seed in range(2)]
-    settings = {"speculation": "head", "draft_model": heads[0], "page_size": 4}
+    settings: dict[str, Any] = {
+        "speculation": "head", "draft_model": heads[0], "page_size": 4,
+    }  # fmt: skip
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
     def drafts_of(engine: InProcessEngine, *, cached: bool) -> object:

@@ -23,7 +23,8 @@ from radixrt.models.eagle3 import Eagle3Head
 from radixrt.models.memory_need import engine_need
 from radixrt.models.mtp import MtpHead
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.drafts.head import HeadDrafter
+from radixrt.worker.drafts.drafters import Draft
+from radixrt.worker.drafts.head import KINDS, HeadDrafter
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.checkpoints.draft_heads import Drafted, Foresight, check_drafts, make_head, watch_drafts
@@ -94,28 +95,31 @@ def test_of_a_large_vocabulary_the_frequent_tokens_and_those_of_the_text_are_dra
     engine = InProcessEngine(
         folder, dtype="float32", speculation="head", page_size=4, quantization=quantization
     )
-    found: list[tuple[list[int], list[int]]] = []
+    found: list[tuple[list[int], Draft]] = []
     draft = HeadDrafter.draft
 
     def watched(drafter: HeadDrafter, wanted: dict[int, int], *rest: Any) -> None:
         texts = {slot: list(drafter._followed[slot].text) for slot in wanted}
         draft(drafter, wanted, *rest)
-        found.extend((texts[slot], one.token_ids) for slot, one in drafter._drafts.items())
+        found.extend((texts[slot], one) for slot, one in drafter._drafts.items())
 
     monkeypatch.setattr(HeadDrafter, "draft", watched)
     engine.generate(prompts(2, 70, 90), GREEDY, salt=["a", "b"])
     assert all(rows.shape[1] == frequent for one in drafted for rows in one.logits)
     reference = TransformersMtp(folder)
-    likeliest, own = 0, 0
-    for text, tokens in found:
-        allowed = torch.tensor(sorted({*range(frequent), *text}))
-        for token, logits in zip(tokens, reference.chain(text, len(tokens), tokens), strict=True):
+    likeliest, own, sure = 0, 0, 0
+    for text, given in found:
+        tokens, allowed = given.token_ids, torch.tensor(sorted({*range(frequent), *text}))
+        chain = reference.chain(text, len(tokens), tokens)
+        sure += int(KINDS * chain[0][allowed].softmax(0).max()) == given.kind
+        for token, logits in zip(tokens, chain, strict=True):
             assert token in allowed
             likeliest += int(allowed[logits[allowed].argmax()]) == token
             own += token >= frequent
-    count = sum(len(tokens) for _, tokens in found)
+    count = sum(len(one.token_ids) for _, one in found)
     assert count > 100 and 0.1 < own / count < 0.9, (own, count)
     assert likeliest / count > (0.95 if quantization == "auto" else 0.8)
+    assert sure / len(found) > 0.8
 
 
 @pytest.mark.parametrize("family", MTP_FAMILIES)
