@@ -8,7 +8,7 @@ those that texts under the same cache root have had last. What is not covered ca
 Tokens are counted in the second half of the texts; the first stands for what a root has had before.
 
 ``cost``: the CPU time of the LM head's product with all tokens, and with the copied rows, by
-interleaved rounds; weights are random.
+interleaved rounds, and of the rows that a draft copies of tokens it has met; weights are random.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.linear import VocabParallelEmbedding, pack_matrices
 from radixrt.layers.matrix import DenseMatrix
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.draft_vocabulary import CopiedRows
+from radixrt.models.draft_vocabulary import PIECE, CopiedRows
 from radixrt.models.head_files import FREQUENT_IDS
-from radixrt.worker.drafts.own_tokens import MAX_OWN
+from radixrt.worker.drafts.own_tokens import MAX_OWN, MAX_READ, OwnTokens
 from radixrt_kernels import native
 
 ROUNDS = 9
@@ -64,16 +64,23 @@ def cost(vocabulary: int, hidden: int, rows: list[int]) -> Iterator[str]:
     whole, plain = (_random_head(count, hidden, kernels) for count in (vocabulary, FREQUENT_IDS))
     model: Any = SimpleNamespace(output_head=whole, scaled=lambda x: x, dtype=torch.bfloat16)
     begun = time.process_time()
-    frequent, own = (CopiedRows(model, count, kernels) for count in (FREQUENT_IDS, MAX_OWN))
+    frequent = CopiedRows(model, FREQUENT_IDS, kernels)
     frequent.copy(torch.arange(FREQUENT_IDS), torch.arange(FREQUENT_IDS))
     isa = "torch" if native is None else native.isa()
     yield f"{isa}: {FREQUENT_IDS} rows copied in {time.process_time() - begun:.2f} CPU seconds"
+    own = OwnTokens(FREQUENT_IDS, CopiedRows(model, PIECE, kernels).another)
+    own.note(range(FREQUENT_IDS, FREQUENT_IDS + MAX_OWN))
+    reads = [1e3 * _cpu_s(lambda: own.read(MAX_READ)) for _ in range(MAX_OWN // MAX_READ)]
+    yield (
+        f"{MAX_READ} rows of a root copied in {statistics.median(reads):.1f} ms, at most {max(reads):.1f} ms"
+    )
     for count in rows:
         states = torch.randn(count, hidden)
         every: list[list[float]] = [[], [], [], []]
         for _ in range(ROUNDS):
-            for seen, layer in zip(every, (whole, plain, frequent, own), strict=True):
-                seen.append(_cpu_s(lambda layer=layer, states=states: layer.logits(states)))  # type: ignore[misc]
+            products = (whole.logits, plain.logits, frequent.logits, own.scores)
+            for seen, product in zip(every, products, strict=True):
+                seen.append(_cpu_s(lambda product=product, states=states: product(states)))  # type: ignore[misc]
         all_s, plain_s, copy_s, own_s = (statistics.median(seen) for seen in every)
         yield (
             f"{count:3} rows: all {1e3 * all_s:.1f} ms, frequent in bfloat16 {1e3 * plain_s:.1f} ms "

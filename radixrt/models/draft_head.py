@@ -28,8 +28,8 @@ class DraftHead(nn.Module, ABC):
     """The norm before its LM head."""
     token_ids: Tensor
     """[draft vocabulary] int64: the model's id of each of its own."""
-    other_tokens: Callable[[int], CopiedRows] | None = None
-    """Makes a matrix for so many further tokens, by which they are drafted too; None: they are not.
+    more_rows: Callable[[], CopiedRows] | None = None
+    """Makes a matrix for PIECE further tokens, by which they are drafted too; None: they are not.
     Else the head's own vocabulary is the lowest ids."""
 
     @property

@@ -27,6 +27,9 @@ QWEN = "mtp."
 FREQUENT_IDS = 32768
 """Ids that an MTP layer drafts where the vocabulary is large."""
 
+OWN_IDS = 32768
+"""Further ids of texts that it drafts there: at most so many rows, of all cache roots together."""
+
 _FAMILIES = ("DeepseekV3For", "Glm4MoeFor", "Glm4MoeLiteFor", "Qwen3NextFor", "Qwen3_5For", "Qwen3_5MoeFor")  # fmt: skip
 """Beginnings of the architectures that are served with one."""
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
@@ -24,6 +24,7 @@ from radixrt.device.machine import (
 )
 from radixrt.layers.quantization.scheme import (
     BLOCK_KINDS,
+    DEFAULT_GROUP_SIZE,
     HEAD_BITS,
     ROUNDINGS,
     fp8_block,
@@ -40,7 +41,13 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.form import PLAIN_KINDS, TOWER_PREFIXES, is_of_tower
-from radixrt.models.head_files import drafted_ids, eagle_folder, further_prefix, has_mtp
+from radixrt.models.head_files import (
+    OWN_IDS,
+    drafted_ids,
+    eagle_folder,
+    further_prefix,
+    has_mtp,
+)
 from radixrt.models.images import IMAGE_BYTES, why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
@@ -108,12 +115,23 @@ def engine_need(config: ServerConfig) -> MemoryNeed:
     if not has_mtp(config):
         return need
     further = list(_weights(folder, dtype, quantization, further=True))
-    text = text_config(read_config(folder))
-    drafted = drafted_ids(text["vocab_size"])
-    copied = text["hidden_size"] * drafted if drafted < text["vocab_size"] else 0  # in 8 bits
+    copied = _copied_bytes(text_config(read_config(folder)))
     return need.with_head(
         sum(one.in_files for one in further), sum(one.in_memory for one in further) + copied
     )
+
+
+def _copied_bytes(text: dict[str, Any], own_ids: int = 0) -> int:
+    """The memory of the rows that an MTP layer copies from the LM head, in 8 bits.
+
+    Args:
+        own_ids: of tokens of texts, beside the frequent ones.
+    """
+    drafted, columns = drafted_ids(text["vocab_size"]), text["hidden_size"]
+    if drafted == text["vocab_size"]:
+        return 0
+    scales = 3 * math.ceil(columns / DEFAULT_GROUP_SIZE)
+    return (drafted + own_ids) * (columns + scales)
 
 
 def memory_need(model_dir: Path, *, dtype: str = "auto", quantization: str = "auto") -> MemoryNeed:
@@ -270,6 +288,8 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
     weights = 0
     if config.load_format != "dummy":
         weights = engine_need(config).in_memory
+        if has_mtp(config):
+            weights += _copied_bytes(text, OWN_IDS) - _copied_bytes(text)
     sees = why_no_images(model_dir, checkpoint, "cpu") is None
     return config.dp * (weights + pool) + OTHER_BYTES + sees * config.dp * config.tp * IMAGE_BYTES
 

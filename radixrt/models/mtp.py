@@ -30,7 +30,7 @@ from radixrt.layers.weights import load_into, weight_slots
 from radixrt.models.checkpoint import read_config
 from radixrt.models.decoder import CausalLM
 from radixrt.models.draft_head import DraftHead
-from radixrt.models.draft_vocabulary import CopiedRows
+from radixrt.models.draft_vocabulary import PIECE, CopiedRows
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import BlockFormats, name_in_transformers, read_weights
 from radixrt.models.head_files import QWEN, drafted_ids, further_prefix
@@ -155,9 +155,9 @@ def load_mtp_head(
     use_kernels(head, kernels)
     pack_matrices(head, kernels)
     if len(head.token_ids) < model.vocab_size:
-        head.other_tokens = lambda count: CopiedRows(model, count, kernels)
-        head.frequent = head.other_tokens(len(head.token_ids))
+        head.frequent = CopiedRows(model, len(head.token_ids), kernels)
         head.frequent.copy(head.token_ids, head.token_ids)
+        head.more_rows = CopiedRows(model, PIECE, kernels).another
     return head
 
 

@@ -17,10 +17,10 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.models import head_files
-from radixrt.models.checkpoint import resolve_model_path
+from radixrt.models import head_files, memory_need
+from radixrt.models.checkpoint import read_config, resolve_model_path, text_config
 from radixrt.models.eagle3 import Eagle3Head
-from radixrt.models.memory_need import engine_need
+from radixrt.models.memory_need import engine_bytes, engine_need
 from radixrt.models.mtp import MtpHead
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.drafts.drafters import Draft
@@ -80,43 +80,51 @@ def test_the_layer_computes_what_transformers_does(
     assert check_drafts(drafted, chain) > 10
 
 
-@pytest.mark.parametrize("quantization", ["auto", "int8"])
+@pytest.mark.parametrize(("quantization", "alone"), [("auto", False), ("int8", True)])
 def test_of_a_large_vocabulary_the_frequent_tokens_and_those_of_the_text_are_drafted(
     with_mtp: Callable[[str], Path],
     drafted: list[Drafted],
     monkeypatch: pytest.MonkeyPatch,
     quantization: str,
+    alone: bool,
 ) -> None:
     """The likeliest of them, as transformers computes them; 8 bits turn few choices around. What
-    another salt's text has had is not drafted."""
+    another salt's text has had is not drafted, nor, without the radix cache, another request's."""
     frequent = 24
     monkeypatch.setattr(head_files, "FREQUENT_IDS", frequent)
     folder = with_mtp("glm4_moe")
     engine = InProcessEngine(
-        folder, dtype="float32", speculation="head", page_size=4, quantization=quantization
-    )
-    found: list[tuple[list[int], Draft]] = []
+        folder, dtype="float32", speculation="head", page_size=4, quantization=quantization,
+        disable_radix_cache=alone,
+    )  # fmt: skip
+    found: list[tuple[list[int], set[int], Draft]] = []
     draft = HeadDrafter.draft
 
     def watched(drafter: HeadDrafter, wanted: dict[int, int], *rest: Any) -> None:
         texts = {slot: list(drafter._followed[slot].text) for slot in wanted}
         draft(drafter, wanted, *rest)
-        found.extend((texts[slot], one) for slot, one in drafter._drafts.items())
+        for slot, one in drafter._drafts.items():
+            own = drafter._own_tokens(slot)
+            assert own is not None
+            found.append((texts[slot], {*range(frequent), *own.token_ids}, one))
 
     monkeypatch.setattr(HeadDrafter, "draft", watched)
-    engine.generate(prompts(2, 70, 90), GREEDY, salt=["a", "b"])
+    for seed, salts in enumerate((["a", "b"], ["c", "d"])):
+        engine.generate(prompts(2, 40, 60, seed), GREEDY, salt=salts)
     assert all(rows.shape[1] == frequent for one in drafted for rows in one.logits)
     reference = TransformersMtp(folder)
     likeliest, own, sure = 0, 0, 0
-    for text, given in found:
-        tokens, allowed = given.token_ids, torch.tensor(sorted({*range(frequent), *text}))
+    for text, drafted_ids, given in found:
+        assert drafted_ids <= {*range(frequent), *text}
+        tokens, allowed = given.token_ids, torch.tensor(sorted(drafted_ids))
         chain = reference.chain(text, len(tokens), tokens)
         sure += int(KINDS * chain[0][allowed].softmax(0).max()) == given.kind
         for token, logits in zip(tokens, chain, strict=True):
             assert token in allowed
             likeliest += int(allowed[logits[allowed].argmax()]) == token
             own += token >= frequent
-    count = sum(len(one.token_ids) for _, one in found)
+    assert sum(ids >= {*text} for text, ids, _ in found) > 0.8 * len(found), "soon they are read"
+    count = sum(len(one.token_ids) for _, _, one in found)
     assert count > 100 and 0.1 < own / count < 0.9, (own, count)
     assert likeliest / count > (0.95 if quantization == "auto" else 0.8)
     assert sure / len(found) > 0.8
@@ -243,6 +251,7 @@ def test_the_layer_is_loaded_unless_text_alone_is_to_be_drafted_from(
 ) -> None:
     monkeypatch.setattr(head_files, "FREQUENT_IDS", frequent)
     folder = with_mtp("glm4_moe")
+    hidden_size = text_config(read_config(folder))["hidden_size"]
     sources = {}
     for asked in ("auto", "head", "text", "off"):
         engine = InProcessEngine(folder, speculation=asked)
@@ -250,6 +259,12 @@ def test_the_layer_is_loaded_unless_text_alone_is_to_be_drafted_from(
         need = engine_need(ServerConfig(model_path=str(folder), speculation=asked))
         assert need.in_memory <= engine.info.weight_bytes <= 1.2 * need.in_memory
         assert (need.head > 0) == ("mtp" in engine.info.speculation)
+        size = engine_bytes(ServerConfig(model_path=str(folder), speculation=asked), 1 << 30)
+        with monkeypatch.context() as without:
+            without.setattr(memory_need, "OWN_IDS", 0)
+            size -= engine_bytes(ServerConfig(model_path=str(folder), speculation=asked), 1 << 30)
+        drafts_own = need.head > 0 and frequent == 48
+        assert size == drafts_own * head_files.OWN_IDS * (hidden_size + 3)
     assert sources == {"auto": "text, mtp", "head": "mtp", "text": "text", "off": ""}
 
 

@@ -16,10 +16,11 @@ MAX_ROOTS = 32
 some 55 MB. None is shared by two roots, because what is drafted can be learned from the time of an
 answer (arXiv 2411.01076 extracts the contents of shared stores)."""
 
+Root = TypeVar("Root")
 Learned = TypeVar("Learned")
 
 
-def keep_last(by_root: OrderedDict[CacheRoot, Learned], root: CacheRoot, learned: Learned) -> None:
+def keep_last(by_root: OrderedDict[Root, Learned], root: Root, learned: Learned) -> None:
     """Keep what was learned under a root, as the one used last."""
     by_root[root] = learned
     by_root.move_to_end(root)

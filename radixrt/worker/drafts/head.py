@@ -9,7 +9,6 @@ A draft is a chain. Its first token follows from the model's state, each further
 head's own.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,13 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.steps import MAX_DRAFTED, Admit
 from radixrt.worker.batch import StepInputs
-from radixrt.worker.drafts.drafters import Draft, Drafter, keep_last
+from radixrt.worker.drafts.drafters import Draft, Drafter
 from radixrt.worker.drafts.head_pages import HeadPages, Span
-from radixrt.worker.drafts.own_tokens import MAX_OWN, OwnTokens
+from radixrt.worker.drafts.own_tokens import AllOwnTokens, Owner, OwnTokens
 
 BACKLOG = 64
 """States of an answer that wait at most."""
@@ -45,8 +43,8 @@ class _Followed:
     the model has them, [n, state_size]."""
     count: int = 0
     """Their number."""
-    own: OwnTokens | None = None
-    """Tokens that are drafted beside the head's vocabulary."""
+    owner: Owner | None = None
+    """Whose tokens are drafted beside the head's vocabulary; None: nobody's."""
 
     @property
     def known(self) -> int:
@@ -71,7 +69,9 @@ class HeadDrafter(Drafter):
         self.name = pages.head.drafter
         self._backlog = backlog
         self._followed: dict[int, _Followed] = {}
-        self._own: OrderedDict[CacheRoot, OwnTokens] = OrderedDict()
+        self._own: AllOwnTokens | None = None
+        if self._head.more_rows is not None:
+            self._own = AllOwnTokens(len(self._head.token_ids), self._head.more_rows)
         self._drafts: dict[int, Draft] = {}
         """Those of this step, by slot."""
         self.computed = 0
@@ -83,20 +83,16 @@ class HeadDrafter(Drafter):
         """Take any sequence into a free slot, also one whose tokens are not drafted."""
         text = unpack_ids(admit.token_ids)
         one = self._followed[admit.slot] = _Followed(text.tolist())
-        if admit.drafts is not None and (own := self._own_tokens(admit.drafts.root)) is not None:
-            one.own = own
-            own.note(text.tolist())
+        if admit.drafts is not None and self._own is not None:
+            root = admit.drafts.root
+            one.owner = admit.slot if root is None else root
+            self._own.begin(one.owner, text)
 
-    def _own_tokens(self, root: CacheRoot | None) -> OwnTokens | None:
-        """Those of a cache root; without one, of a sequence alone."""
-        if self._head.other_tokens is None:
+    def _own_tokens(self, slot: int) -> OwnTokens | None:
+        """The tokens of a slot that are drafted beside the head's vocabulary."""
+        if self._own is None or (owner := self._followed[slot].owner) is None:
             return None
-        own = self._own.get(root) if root is not None else None
-        if own is None:
-            own = OwnTokens(len(self._head.token_ids), self._head.other_tokens(MAX_OWN))
-        if root is not None:
-            keep_last(self._own, root, own)
-        return own
+        return self._own.of(owner)
 
     def extend(self, slots: NDArray[np.int64], token_ids: TokenIds) -> None:
         """Note the new tokens [rows] of answers in ``slots`` [rows], which are final. Marks of
@@ -104,8 +100,8 @@ class HeadDrafter(Drafter):
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
             if token >= 0 and (one := self._followed.get(slot)) is not None:
                 one.text.append(token)
-                if one.own is not None:
-                    one.own.note((token,))
+                if (own := self._own_tokens(slot)) is not None:
+                    own.note((token,))
 
     def take_states(
         self, states: Tensor, inputs: StepInputs, num_chunks: int, computed: NDArray[np.int64]
@@ -201,6 +197,8 @@ class HeadDrafter(Drafter):
     def release(self, slot: int) -> None:
         self._followed.pop(slot, None)
         self._drafts.pop(slot, None)
+        if self._own is not None:
+            self._own.release(slot)
 
     # ------------------------------------------------------------ drafts
 
@@ -224,6 +222,9 @@ class HeadDrafter(Drafter):
         known = self._take_known(slots, ahead=1)
         if known is None:
             return
+        if self._own is not None:
+            owners = (self._followed[slot].owner for slot in slots)
+            self._own.read(owner for owner in owners if owner is not None)
         hidden, states = self._pages.compute(*known)
         survival = torch.ones(len(slots))
         tokens: dict[int, list[int]] = {slot: [] for slot in slots}
@@ -262,7 +263,7 @@ class HeadDrafter(Drafter):
         total, token_ids = logits.logsumexp(dim=-1), self._head.token_ids[chosen].tolist()
         rows_by_own: dict[OwnTokens, list[int]] = {}
         for row, slot in enumerate(slots):
-            if (own := self._followed[slot].own) is not None:
+            if (own := self._own_tokens(slot)) is not None:
                 rows_by_own.setdefault(own, []).append(row)
         for own, rows in rows_by_own.items():
             if (scores := own.scores(hidden[rows])) is None:
