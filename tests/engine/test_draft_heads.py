@@ -388,23 +388,6 @@ def test_drafts_of_a_head_change_no_answer(
     assert (counters.retractions > 0) == (case == "crowded")
 
 
-def test_an_answer_that_was_begun_goes_on_with_a_head(
-    model_dir: Path, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after the death of an engine."""
-    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
-    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
-    folder = make_head(tmp_path / "head", config)
-    engine = InProcessEngine(model_dir, speculation="head", draft_model=str(folder))
-    (prompt,) = prompts(1, 30, 30)
-    sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=60, ignore_eos=True)
-    (whole,) = InProcessEngine(model_dir).generate([prompt], sampling)
-    Foresight(monkeypatch).texts = [prompt + whole]
-    for kept in (1, 17, 58):
-        assert whole[:kept] + engine.generate_from(prompt, whole[:kept], sampling) == whole
-    assert engine.scheduler.state.counters.accepted_draft_tokens["head"] > 30
-
-
 def test_text_and_head_compete(
     model_dir: Path, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
