@@ -7,7 +7,7 @@ takes more memory than there is ends without a word.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +121,7 @@ def engine_need(config: ServerConfig) -> MemoryNeed:
     )
 
 
-def _copied_bytes(text: dict[str, Any], own_ids: int = 0) -> int:
+def _copied_bytes(text: Mapping[str, Any], own_ids: int = 0) -> int:
     """The memory of the rows that an MTP layer copies from the LM head, in 8 bits.
 
     Args:
