@@ -19,6 +19,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixrt.kv.store.directory import CacheDirectory
+from radixrt.kv.store.journal import read_records
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.requests import Tenant
@@ -248,6 +249,19 @@ def test_a_page_that_is_being_read_keeps_its_slot() -> None:
     assert index.take_slot() == (0, True)
 
 
+def test_uses_take_no_more_memory_than_pages() -> None:
+    index = DiskIndex(100, 16)
+    for number in range(200 * 100):
+        if number % 100 == 0:
+            index.drop(range(100))
+        name = PageName(b"", 0, bytes(16), b"%d" % number)
+        index.add(name, index.take_slot()[0], bytes(16))
+    assert len(index._oldest) <= 3000 and len(index) == 100
+    index.use([name.digest])
+    last = index.find(name)
+    assert [index.take_slot()[0] for _ in range(100)][-1] == last, "the others go first"
+
+
 def test_a_sequence_that_needs_the_whole_pool_waits_for_a_read(server: Server) -> None:
     server.answer(PROMPT)
     server.answer(PROMPT)
@@ -275,6 +289,62 @@ def test_a_full_disk_stops_writing_and_nothing_else(server: Server) -> None:
     assert server.pages.error == "disk is full"
     server.restart()
     assert server.answer(PROMPT) == 40 and server.answer([7] * 41) == 0
+
+
+def is_forgotten(server: Server) -> bool:
+    """Whether neither index, journal nor file has a page or its tokens."""
+    server.pages._journal.wait()
+    records, _ = read_records((server.pages.directory.path / "journal").read_bytes())
+    return not (len(server.pages.index) or records[1:] or server.slots)
+
+
+@pytest.mark.parametrize("states", [0, 20], ids=["plain", "hybrid"])
+def test_a_flush_forgets_what_is_on_disk(tmp_path: Path, states: int) -> None:
+    server = Server(tmp_path / "cache", hybrid(kept_states=states))
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    assert not is_forgotten(server)
+    server.engine.scheduler.flush_cache()
+    server.settle()
+    assert is_forgotten(server) and server.answer(PROMPT) == 0
+    server.restart()
+    assert server.answer(PROMPT) == 0, "it was used once since"
+    server.answer(PROMPT)
+    server.restart()
+    assert server.answer(PROMPT) == 40
+
+
+def test_a_page_that_is_being_written_at_a_flush_is_forgotten(server: Server) -> None:
+    for _ in range(2):
+        server.engine.add(PROMPT)
+        server.engine.run()
+    assert server.pages._writing
+    server.engine.scheduler.flush_cache()
+    for _ in range(2):
+        server.engine.add([7] * 41)
+        server.engine.run()
+    server.settle()
+    assert not is_on_disk(server, PROMPT) and is_on_disk(server, [7] * 41)
+    server.restart()
+    assert server.answer(PROMPT) == 0 and server.answer([7] * 41) == 40
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_page_that_is_being_read_at_a_flush_is_only_for_an_open_request(
+    server: Server, is_aborted: bool
+) -> None:
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    server.restart()
+    reader = server.engine.add(PROMPT)
+    server.engine.plan()
+    if is_aborted:
+        server.engine.release(reader)
+    server.engine.scheduler.flush_cache()
+    server.settle()
+    assert is_forgotten(server) and (reader in server.engine.finished or is_aborted)
+    assert (server.engine.scheduler.state.kv.tree.num_pages == 0) == is_aborted
+    assert len(server.checked().pages.index._held) == 0
 
 
 def test_two_requests_for_one_prefix_read_it_once(server: Server) -> None:
@@ -431,9 +501,16 @@ class DiskMachine(RuleBasedStateMachine):
         open_ones = sorted(set(self.engine.requests) - set(self.engine.finished))
         self.engine.release(data.draw(st.sampled_from(open_ones)))
 
-    @rule()
-    def flush(self) -> None:
+    @rule(is_awaited=st.booleans())
+    def flush(self, is_awaited: bool) -> None:
         self.engine.scheduler.flush_cache()
+        while is_awaited and (self.engine._send_orders() or self.engine.answer_order()):
+            pass
+        pages = self.server.pages
+        pages._journal.wait()
+        records, _ = read_records((pages.directory.path / "journal").read_bytes())
+        assert not (len(pages.index) or records[1:] or any(pages._writing.values()))
+        assert not (is_awaited and self.server.slots and not self.engine.orders)
 
     @precondition(lambda self: self.server.slots)
     @rule(data=st.data())

@@ -20,6 +20,8 @@ from radixrt.messages.moves import CHECKSUM_BYTES
 NO_SLOT = -1
 MAX_DROPPED = 1 << 16
 """Digests of pages that were dropped for others; some 150 bytes each."""
+SMALLEST_REBUILD = 1024
+"""Entries of the heap of uses up to which it is never rebuilt."""
 MAX_RUN = 4096
 """Pages of one record of the journal."""
 
@@ -170,11 +172,13 @@ class DiskIndex:
             self._held[slot] = self._held.get(slot, 0) + 1
 
     def let_go(self, slots: Iterable[int]) -> None:
-        """End one :meth:`hold`."""
+        """End one :meth:`hold`. A slot whose page was dropped meanwhile is free now."""
         for slot in slots:
             self._held[slot] -= 1
             if not self._held[slot]:
                 del self._held[slot]
+                if slot not in self._entries:
+                    self._free.append(slot)
 
     # ------------------------------------------------------------ pages
 
@@ -185,18 +189,27 @@ class DiskIndex:
         self._entries[slot] = _Entry(name, checksum)
         self._used[slot] = self._uses
         heapq.heappush(self._oldest, (self._uses, -name.depth, slot))
-
-    def slots(self) -> list[int]:
-        """The slots with pages that nobody reads now."""
-        return [slot for slot in self._entries if slot not in self._held]
+        if len(self._oldest) > 2 * len(self._entries) + SMALLEST_REBUILD:
+            self._oldest = [(u, -self._entries[s].name.depth, s) for s, u in self._used.items()]
+            heapq.heapify(self._oldest)
 
     def drop(self, slots: Iterable[int]) -> list[int]:
         """Forget the pages in these slots; returns those that held one."""
         dropped = [slot for slot in slots if slot in self._entries]
         for slot in dropped:
             self._forget(slot)
-            self._free.append(slot)
+            if slot not in self._held:
+                self._free.append(slot)
         return dropped
+
+    def clear(self) -> None:
+        """Forget all pages. The slots that are not held or being written count as never used."""
+        self.drop(list(self._entries))
+        self._dropped.clear()
+        free = set(self._free)
+        while self._next - 1 in free:
+            self._next -= 1
+        self._free = [slot for slot in self._free if slot < self._next]
 
     def _forget(self, slot: int) -> None:
         entry = self._entries.pop(slot)

@@ -20,6 +20,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import (
     MAX_STATE_PARTS,
+    ClearPages,
     OpenPages,
     PagesWritten,
     SavePages,
@@ -129,8 +130,8 @@ class DiskPages:
         """Pages in memory that were used twice or pinned."""
         self._answers: set[int] = set()
         """Pages in memory with tokens that were generated."""
-        self._writing: dict[int, PageName] = {}
-        """By slot."""
+        self._writing: dict[int, PageName | None] = {}
+        """By slot; None: it is forgotten when it is written."""
         self._being_written: set[bytes] = set()
         self._max_copied = max(MIN_COPIED, MAX_COPIED_BYTES // slot_bytes)
         self._max_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
@@ -142,7 +143,7 @@ class DiskPages:
         self.ids_are_tokens = True
         """Ids beyond all vocabularies are those of activated adapters. In a simulation they are
         not."""
-        self._is_open = False
+        self._is_open = self._is_cleared = False
         self.error = ""
         """Why nothing is written any more."""
         self.written_pages = self.dropped_pages = self.damaged_pages = 0
@@ -244,25 +245,28 @@ class DiskPages:
 
     # ------------------------------------------------------------ writing
 
-    def take_order(self) -> OpenPages | SavePages | None:
+    def take_order(self) -> OpenPages | ClearPages | SavePages | None:
         """The next order for the workers, which they must get before the plan in the making; None:
         there is none."""
         if not self._is_open:
             self._is_open = True
             path = str(self.directory.path / "pages")
-            return OpenPages(path=path, num_slots=self.index.num_slots)
+            return OpenPages(path=path, num_slots=self.index.num_slots_touched)
+        if self._is_cleared:
+            self._is_cleared = False
+            return ClearPages()
         leaving, self._leaving = self._leaving, []
         states = [] if self.states is None else self.states.take_leaving()
         if self.error:
             return None
         pages: list[int] = []
-        slots: list[int] = []
+        slots: dict[int, PageName] = {}
         for row, name in states:
             self._add_state(row, name, pages, slots)
         for page, name in leaving:
             if len(self._writing) < self._max_copied and (slot := self.take(name)) is not None:
                 pages.append(page)
-                slots.append(slot)
+                slots[slot] = name
         while self._wanted and len(pages) < self._max_ordered and len(self._writing) < self._max_copied:  # fmt: skip
             page, name = self._wanted[0]
             if self.names.name(page) is name:
@@ -270,18 +274,20 @@ class DiskPages:
                     break
                 if (slot := self.take(name)) is not None:
                     pages.append(page)
-                    slots.append(slot)
+                    slots[slot] = name
             self._wanted.popleft()
         if self.states is not None and not pages:  # one at a time: copying holds up the next step
             for page, row, name in self.states.wanted():
                 is_gone = self.names.name(page) is not name
                 if pages or not (is_gone or self._add_state(row, name, pages, slots)):
                     break
-        digests = b"".join(self._writing[slot].digest for slot in slots)
-        order = SavePages(pages=pack_ids(pages), slots=pack_ids(slots), digests=digests)
+        digests = b"".join(name.digest for name in slots.values())
+        order = SavePages(pages=pack_ids(pages), slots=pack_ids(list(slots)), digests=digests)
         return order if pages else None
 
-    def _add_state(self, row: int, name: PageName, pages: list[int], slots: list[int]) -> bool:
+    def _add_state(
+        self, row: int, name: PageName, pages: list[int], slots: dict[int, PageName]
+    ) -> bool:
         """Add the parts of a kept state to an order that are not on disk; False: too much is being
         written already."""
         assert self.states is not None
@@ -292,7 +298,7 @@ class DiskPages:
         for number, part in enumerate(self.states.parts(name)):
             if (slot := self.take(part)) is not None:
                 pages.append(state_part(row, number))
-                slots.append(slot)
+                slots[slot] = part
         return True
 
     def take(self, name: PageName) -> int | None:
@@ -327,18 +333,26 @@ class DiskPages:
         """Note what the worker has written."""
         done, size = [], self.index.checksum_bytes
         for number, slot in enumerate(unpack_ids(message.slots).tolist()):
-            name = self._writing.pop(slot)
-            self._being_written.discard(name.digest)
+            if (name := self._end_of_write(slot)) is None:
+                continue
             checksum = message.checksums[number * size : (number + 1) * size]
             self.index.add(name, slot, checksum)
             done.append((name, slot, checksum))
         for slot in unpack_ids(message.failed).tolist():
-            self._being_written.discard(self._writing.pop(slot).digest)
-            self.index.free(slot)
+            if self._end_of_write(slot) is not None:
+                self.index.free(slot)
         if message.error and not self.error:
             self._stop(message.error)
         self.written_pages += len(done)
         self._note(saved_records(done), len(done))
+
+    def _end_of_write(self, slot: int) -> PageName | None:
+        """The page that was written to a slot; None: it was forgotten meanwhile."""
+        if (name := self._writing.pop(slot)) is None:
+            self.index.free(slot)
+        else:
+            self._being_written.discard(name.digest)
+        return name
 
     def stats(self) -> dict[str, int]:
         """Its fields of :class:`radixrt.messages.stats.SchedulerStats`."""
@@ -363,11 +377,21 @@ class DiskPages:
         self._drop(self.index.drop([slot]))
 
     def flush(self) -> None:
-        """Forget all pages on disk but those that are being read."""
+        """Forget all pages on disk, and those that have just left the tree. What stays in memory is
+        written when it is used again."""
         self._wanted.clear()
+        self._leaving.clear()
+        self._worth.clear()
+        self._being_written.clear()
         if self.states is not None:
             self.states.clear()
-        self._drop(self.index.drop(self.index.slots()))
+        self.forget_removed()
+        self._writing = dict.fromkeys(self._writing)
+        self.dropped_pages += len(self.index)
+        self.index.clear()
+        self._journal.replace([])
+        self._journaled = 0
+        self._is_cleared = True
 
     def _drop(self, slots: Iterable[int]) -> None:
         if dropped := list(slots):

@@ -61,6 +61,8 @@ class _Read:
     waiting: dict[int, Sequence] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)
     """The time from which on each of them waits."""
+    is_flushed: bool = False
+    """The pages enter the tree only if a sequence waits for them."""
 
 
 class Reads:
@@ -269,6 +271,8 @@ class Reads:
         count = message.num_pages
         if message.is_damaged:
             self._disk.damaged(read.slots[count])
+        if read.is_flushed and not read.waiting:
+            count = 0
         num_pages = min(count, len(read.pages))
         tokens = unpack_ids(b"".join(name.tokens for name in read.names[:num_pages]))
         depth = read.names[0].depth
@@ -297,6 +301,11 @@ class Reads:
             waited_s = self._clock() - read.ordered - message.seconds
             self._delay_s.observe(max(0.0, waited_s), 1)
             self._hopes = 1.0
+
+    def flush(self) -> None:
+        """Forget the pages that are being read, unless an open request needs them."""
+        for read in self._under_way.values():
+            read.is_flushed = True
 
     def seconds(self, num_pages: int) -> float:
         """Forecast of the time to read pages, with those ordered before."""
