@@ -50,6 +50,9 @@ MAX_WANTED = 1 << 16
 LOOK_EVERY = 1024
 """Pages that lack room from one look at the folders of others to the next: each takes some 0.1
 ms."""
+LOOKS_A_QUOTA = 200
+"""Looks at the space that others take while the file grows to its full size: each server that
+shares the directory may exceed the quota by so small a part."""
 _BROKEN_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 """Errors with which a server starts all the same."""
 COMPACT_ABOVE = 1024
@@ -112,15 +115,19 @@ class DiskPages:
         self.directory = directory
         self._quota_bytes, self._share = quota_bytes, share
         self.slot_bytes = slot_bytes
+        self._own_slots = min(int(quota_bytes * share) // slot_bytes, MAX_SLOTS)
+        self._measured_slots = 0
+        """Slots that may be in use before the space that others take is measured again."""
         self.names = NamedPages(
             num_pages, page_size, lambda root: directory.root_digest(root.packed())
         )
         self.index = DiskIndex(0, 4 * page_size, num_ranks)
-        self.index.num_slots = self._affordable_slots()
+        self._measure()
         header = Header(fingerprint, page_size, slot_bytes, num_ranks=num_ranks)
         self._journal = Journal(directory.fd, header)
         self.index.replay(self._journal.records)
         self._journal.records = []
+        self._measure()
         self._journaled = len(self.index)
         """Pages in the journal, with those that are on disk no more."""
         self._wanted: deque[tuple[int, PageName]] = deque()
@@ -165,11 +172,12 @@ class DiskPages:
         self._journal.close()
         self.directory.close()
 
-    def _affordable_slots(self) -> int:
-        """The number of slots for which the quota of the whole directory leaves room."""
-        left = self._quota_bytes - self.directory.bytes_of_others()
-        own = min(int(self._quota_bytes * self._share), left)
-        return max(0, min(own // self.slot_bytes, MAX_SLOTS))
+    def _measure(self) -> None:
+        """Let the file grow as far as others leave room in the quota of the whole directory now."""
+        left = (self._quota_bytes - self.directory.bytes_of_others()) // self.slot_bytes
+        touched = self.index.num_slots_touched
+        self.index.num_slots = max(min(self._own_slots, left), touched)
+        self._measured_slots = touched + max(1, self._own_slots // LOOKS_A_QUOTA)
 
     # ------------------------------------------------------------ what happens to pages in memory
 
@@ -306,11 +314,13 @@ class DiskPages:
         no other process could use it."""
         if self._is_there(name) or (self.ids_are_tokens and is_activated(name.tokens)):
             return None
+        if self.index.num_slots_touched >= self._measured_slots:
+            self._measure()
         slot, is_dropped = self.index.take_slot()
         if is_dropped:
             self._drop([slot])
         is_full = is_dropped or slot == NO_SLOT
-        if is_full and self._takes_room_of_others() and slot == NO_SLOT:
+        if is_full and self._finds_room() and slot == NO_SLOT:
             slot, _ = self.index.take_slot()
         if slot == NO_SLOT:
             return None
@@ -318,16 +328,16 @@ class DiskPages:
         self._being_written.add(name.digest)
         return slot
 
-    def _takes_room_of_others(self) -> bool:
-        """Remove a folder that nobody uses, so that there is room for further pages."""
+    def _finds_room(self) -> bool:
+        """Look for room for further pages: remove a folder that nobody uses, or find that others
+        have shrunk."""
         self._lacking += 1
         if self._lacking <= self._next_look:
             return False
         if not self.directory.drop_oldest(round(1 / self._share)):
             self._next_look = self._lacking + LOOK_EVERY
-            return False
-        self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
-        return True
+        self._measure()
+        return self.index.num_slots > self.index.num_slots_touched
 
     def written(self, message: PagesWritten) -> None:
         """Note what the worker has written."""
@@ -392,6 +402,7 @@ class DiskPages:
         self._journal.replace([])
         self._journaled = 0
         self._is_cleared = True
+        self._measured_slots = 0
 
     def _drop(self, slots: Iterable[int]) -> None:
         if dropped := list(slots):
