@@ -27,6 +27,7 @@ from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.radix.key_ids import key_ids
 from tests.scheduler.engine_model import EngineModel, limits
 
 EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "30"))
@@ -151,6 +152,23 @@ def test_an_adapter_reads_what_it_wrote_up_to_its_invocation(
     assert server.answer(PROMPT, adapter="b") == (16 if invocation else 0)
     server.restart()
     assert server.answer(PROMPT, adapter="a") == read
+
+
+@pytest.mark.parametrize("split", [32, 16], ids=["one run", "two runs"])
+def test_images_behind_an_invocation_are_not_written(tmp_path: Path, split: int) -> None:
+    """Their ids are those of a namespace, but do not show it; nor are their prefixes those of
+    another process."""
+    ids = np.concatenate((np.arange(8), -np.arange(500, 516), np.arange(8))).astype(np.int32)
+    ids = np.concatenate((ids[:4], key_ids(ids[4:], 0)))  # pages of 4 tokens
+    pages = np.arange(8, dtype=np.int32)
+    disk = open_disk(tmp_path / "cache", limits(num_pages=8))
+    disk.names.stored(BASE_ROOT, None, ids[:split], pages[: split // 4])
+    disk.names.stored(BASE_ROOT, split // 4 - 1, ids[split:], pages[split // 4 :])
+    disk.names.settle()
+    names = [disk.names.name(page) for page in range(8)]
+    assert [name is not None and disk.take(name) is not None for name in names] == [True] + 7 * [False]  # fmt: skip
+    assert names == list(disk.names.behind(None, BASE_ROOT, ids.tobytes()))
+    disk.close()
 
 
 def test_evicted_pages_come_back_from_disk(server: Server) -> None:
@@ -504,8 +522,10 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(is_awaited=st.booleans())
     def flush(self, is_awaited: bool) -> None:
         self.engine.scheduler.flush_cache()
-        while is_awaited and (self.engine._send_orders() or self.engine.answer_order()):
-            pass
+        if is_awaited:
+            self.engine._send_orders()
+            while self.engine.answer_order():
+                pass
         pages = self.server.pages
         pages._journal.wait()
         records, _ = read_records((pages.directory.path / "journal").read_bytes())

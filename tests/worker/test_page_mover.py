@@ -37,7 +37,7 @@ from radixrt.messages.moves import (
     SavePages,
     state_part,
 )
-from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, page_names
+from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName
 from radixrt.scheduler.disk.pages import LOOK_EVERY, DiskPages
 from radixrt.scheduler.disk.ranks import RankAnswers
 from radixrt.worker.kv.page_mover import PageMover
@@ -172,9 +172,8 @@ def filled(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 
 def found(store: Store, prompt: list[int]) -> list[tuple[PageName, bytes]]:
     """The pages of a prompt that are found on disk, with their contents."""
-    before, depth = store.disk.names.end_of(None, BASE_ROOT)
     packed = np.array(prompt, np.int32).tobytes()
-    names = list(page_names(before, depth, packed, 4 * PAGE_SIZE))
+    names = list(store.disk.names.behind(None, BASE_ROOT, packed))
     slots = list(
         itertools.takewhile(lambda slot: slot != NO_SLOT, map(store.disk.index.find, names))
     )
@@ -280,9 +279,8 @@ def test_equal_digests_of_different_tokens_are_told_apart() -> None:
 
 def test_a_slow_read_is_given_up(store: Store, filled: tuple[Path, dict], tmp_path: Path) -> None:
     store.open(Path(shutil.copytree(filled[0], tmp_path / "cache")))
-    before, depth = store.disk.names.end_of(None, BASE_ROOT)
     packed = np.array(PROMPTS[0], np.int32).tobytes()
-    names = list(page_names(before, depth, packed, 4 * PAGE_SIZE))
+    names = list(store.disk.names.behind(None, BASE_ROOT, packed))
     slots = list(map(store.disk.index.find, names))
     assert len(store.read(names, slots, within_s=0.0)) == 8
     store.disk.close()

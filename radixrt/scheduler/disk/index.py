@@ -16,6 +16,7 @@ from typing import NamedTuple
 from radixrt.kv.store.journal import PagesDropped, PagesSaved, Record
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import CHECKSUM_BYTES
+from radixrt.scheduler.radix.key_ids import num_before_invocation
 
 NO_SLOT = -1
 MAX_DROPPED = 1 << 16
@@ -37,19 +38,27 @@ class PageName(NamedTuple):
     """Packed tokens of the page."""
     digest: bytes
     """Digest of the prefix with the page."""
+    is_activated: bool = False
+    """An adapter was invoked in the prefix or in the page, whose ids another process cannot know."""
 
 
-def page_names(before: bytes, depth: int, packed: bytes, page_bytes: int) -> Iterator[PageName]:
+def page_names(
+    before: bytes, depth: int, packed: bytes, page_bytes: int, is_activated: bool = False
+) -> Iterator[PageName]:
     """The names of the whole pages of packed tokens.
+
+    Args:
+        is_activated: the prefix before them is.
 
     >>> one, two = page_names(b"root", 0, bytes(16), page_bytes=8)
     >>> (one.depth, two.depth), two.before == one.digest
     ((0, 1), True)
     """
+    invoked = 0 if is_activated else 4 * num_before_invocation(packed)
     for start in range(0, len(packed) - page_bytes + 1, page_bytes):
         tokens = packed[start : start + page_bytes]
         digest = hashlib.sha256(before + tokens).digest()
-        yield PageName(before, depth, tokens, digest)
+        yield PageName(before, depth, tokens, digest, start + page_bytes > invoked)
         before, depth = digest, depth + 1
 
 

@@ -30,7 +30,6 @@ from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_rec
 from radixrt.scheduler.disk.names import NamedPages
 from radixrt.scheduler.disk.returns import MIN_CHANCE, Returns
 from radixrt.scheduler.disk.states import DiskStates
-from radixrt.scheduler.radix.key_ids import is_activated
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.radix.states import KeptStates
 
@@ -301,7 +300,7 @@ class DiskPages:
         assert self.states is not None
         if self._writing and len(self._writing) + self.states.num_parts > self._max_copied:
             return False
-        if self.ids_are_tokens and is_activated(name.tokens):
+        if self.ids_are_tokens and name.is_activated:
             return True
         for number, part in enumerate(self.states.parts(name)):
             if (slot := self.take(part)) is not None:
@@ -312,7 +311,7 @@ class DiskPages:
     def take(self, name: PageName) -> int | None:
         """A slot for a page, which is written now; None: it is there already, there is no room, or
         no other process could use it."""
-        if self._is_there(name) or (self.ids_are_tokens and is_activated(name.tokens)):
+        if self._is_there(name) or (self.ids_are_tokens and name.is_activated):
             return None
         if self.index.num_slots_touched >= self._measured_slots:
             self._measure()

@@ -19,7 +19,7 @@ from radixrt.messages.cache_explanation import DiskRead
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import PagesRead, ReadPages, state_part
-from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
+from radixrt.scheduler.disk.index import NO_SLOT, PageName
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.node import Match, Node
@@ -144,11 +144,11 @@ class Reads:
         last = None
         if match is not None and found:
             last = int(match.node.pages[match.pages_in_edge - 1])
-        before, depth = self._disk.names.end_of(last, sequence.root)
-        self._disk.returns.needed(page_names(before, depth, rest, 4 * kv.page_size), index)
+        known = self._disk.names
+        self._disk.returns.needed(known.behind(last, sequence.root, rest), index)
         names: list[PageName] = []
         slots: list[int] = []
-        for name in page_names(before, depth, rest, 4 * kv.page_size):
+        for name in known.behind(last, sequence.root, rest):
             slot = index.find(name)
             if slot == NO_SLOT or (slots and slot in self._by_slot):
                 break
