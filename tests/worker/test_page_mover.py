@@ -27,6 +27,7 @@ from radixrt.kv.store.directory import (
 from radixrt.kv.store.journal import framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
+from radixrt.messages.links import PageMove
 from radixrt.messages.moves import (
     DIGEST_BYTES,
     ClearPages,
@@ -69,7 +70,7 @@ class Store:
         self._joined = RankAnswers(num_ranks)
         self._numbers = itertools.count()
 
-    def order(self, order: OpenPages | SavePages | ReadPages) -> None:
+    def order(self, order: PageMove) -> None:
         for mover in self._movers:
             mover.take(order)
 
