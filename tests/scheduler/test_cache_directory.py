@@ -82,11 +82,13 @@ def test_a_folder_of_all_users_is_refused(tmp_path: Path) -> None:
         own(tmp_path / "cache", "mine")
 
 
+@pytest.mark.parametrize("has_others", [False, True], ids=["alone", "beside a replica"])
 def test_a_server_that_starts_while_its_folder_is_removed_makes_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_others: bool
 ) -> None:
     """The folder is gone when the lock is got."""
     left(tmp_path, "mine", 1000.0)
+    replicas = [own(tmp_path, "mine", 1)] if has_others else []
     other, lock = own(tmp_path, "other"), directory._lock
     removed = list[bool]()
 
@@ -102,6 +104,7 @@ def test_a_server_that_starts_while_its_folder_is_removed_makes_it_again(
     assert os.path.samestat(os.fstat(mine.fd), mine.path.stat())
     assert (mine.path.parent / "model.json").is_file()
     assert not other.drop_oldest(), "it is owned"
+    assert len(replica_folders(tmp_path, mine.path.parent.name)) == 1 + len(replicas)
 
 
 def test_a_removal_that_lost_the_race_leaves_the_new_folder(

@@ -472,6 +472,29 @@ def test_the_quota_is_that_of_all_live_servers_together(tmp_path: Path, is_inter
     assert 0.9 * quota < total <= 1.05 * quota + (3 << 17), "journals of a thousand pages beside"
 
 
+def test_a_server_that_has_flushed_stays_within_what_others_leave(tmp_path: Path) -> None:
+    quota, churns = 2 << 20, [Churn(), Churn()]
+    first, second = (
+        churn.open(tmp_path / "cache", quota, model=str(number))
+        for number, churn in enumerate(churns)
+    )
+    for token in range(12):
+        churns[0].evict(first, token)
+    churns[1].evict(second, 0)
+    first.flush()
+    order = first.take_order()
+    assert order is not None and len(second.index) <= 2
+    churns[0].mover.take(order)
+    for token in range(12 + LOOK_EVERY // NUM_PAGES):
+        churns[1].evict(second, token)
+    for token in range(12):
+        churns[0].evict(first, token)
+    assert len(second.index) > 0.9 * quota // second.slot_bytes
+    assert sum(map(used_bytes, replica_folders(tmp_path / "cache"))) <= 1.05 * quota + (2 << 17)
+    first.close()
+    second.close()
+
+
 def test_a_replica_that_finds_no_room_gets_it_when_another_has_shrunk(tmp_path: Path) -> None:
     quota, churns = 1 << 20, [Churn(), Churn()]
     disk = churns[0].open(tmp_path / "cache", quota)
