@@ -8,7 +8,14 @@ from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.images import DropImage, HurryImage, ImageLoaded, LoadImage
-from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
+from radixrt.messages.moves import (
+    ClearPages,
+    OpenPages,
+    PagesRead,
+    PagesWritten,
+    ReadPages,
+    SavePages,
+)
 from radixrt.messages.replicas import (
     EventsReplayed,
     JoinAgain,
@@ -51,7 +58,7 @@ WorkerOrder = (
 )
 """Orders that are no step; the worker follows them in their order."""
 
-PageMove = OpenPages | SavePages | ReadPages
+PageMove = OpenPages | ClearPages | SavePages | ReadPages
 
 ToWorker = StepPlan | WorkerOrder | PageMove
 

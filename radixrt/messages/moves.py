@@ -47,7 +47,11 @@ class OpenPages(Message, frozen=True, kw_only=True):
 
     path: str
     num_slots: int
-    """What is behind them is cut off: the quota was larger."""
+    """What is behind them is cut off: the quota was larger, or nothing is known of it."""
+
+
+class ClearPages(Message, frozen=True, kw_only=True):
+    """Empty the file of pages, after the writes that were ordered before. It has no answer."""
 
 
 class SavePages(Message, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.images import ImageLoaded
-from radixrt.messages.links import WorkerOrder
-from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
+from radixrt.messages.links import PageMove, WorkerOrder
+from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
     PositionLogprobs,
@@ -205,6 +205,8 @@ class Scheduler:
         """Evict all pages that no running sequence uses and no lease holds; returns their
         number."""
         self.answers.flush()
+        if self.state.reads is not None:
+            self.state.reads.flush()
         return self.state.kv.flush()
 
     def release_session(self, session: str, root: CacheRoot = BASE_ROOT) -> int:
@@ -415,12 +417,12 @@ class Scheduler:
 
     # ------------------------------------------------------------ pages on disk
 
-    def take_moves(self) -> list[OpenPages | SavePages | ReadPages]:
+    def take_moves(self) -> list[PageMove]:
         """Orders for every worker, in this order, before the plan that was made last."""
         disk, reads = self.state.kv.disk, self.state.reads
         if disk is None or reads is None:
             return []
-        orders: list[OpenPages | SavePages | ReadPages] = []
+        orders: list[PageMove] = []
         while (order := disk.take_order()) is not None:
             orders.append(order)
         return orders + reads.take_orders()

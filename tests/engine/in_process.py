@@ -24,7 +24,8 @@ from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import LoadAdapterCall
 from radixrt.messages.grammars import GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
+from radixrt.messages.links import PageMove
+from radixrt.messages.moves import PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest, RequestOptions
 from radixrt.messages.sequences import PositionLogprobs, SequenceOutput, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
@@ -90,7 +91,7 @@ class InProcessEngine:
         self.reports: list[AnswerReport] = []
         """The last ones of the answers of the last call."""
         self._next_id = self._num_steps = 0
-        self._sent: deque[StepPlan | OpenPages | SavePages | ReadPages] = deque()
+        self._sent: deque[StepPlan | PageMove] = deque()
 
     def generate(
         self,
@@ -304,7 +305,7 @@ class InProcessEngine:
         while self._sent and not isinstance(self._sent[0], StepPlan):
             order = self._sent.popleft()
             self._mover.take(order)
-            self._moves_under_way += not isinstance(order, OpenPages)
+            self._moves_under_way += isinstance(order, SavePages | ReadPages)
         with contextlib.suppress(queue.Empty):
             while self._moves_under_way:
                 self.scheduler.moved(self._moved.get(block=not self._sent))

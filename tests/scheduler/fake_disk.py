@@ -8,6 +8,7 @@ import msgspec
 
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.moves import (
+    ClearPages,
     OpenPages,
     PagesRead,
     PagesWritten,
@@ -45,7 +46,7 @@ class FakeDisk:
         self.most_read = 1 << 30
         self._read_states: dict[int, int] = {}
         """The states of the order that is read, by row."""
-        self._orders: deque[tuple[SavePages | ReadPages, list[bytes]]] = deque()
+        self._orders: deque[tuple[ClearPages | SavePages | ReadPages, list[bytes]]] = deque()
 
     def take(self, order: object) -> None:
         match order:
@@ -56,6 +57,8 @@ class FakeDisk:
             case ReadPages():
                 for page in unpack_ids(order.pages).tolist():
                     self._fill(page, [GARBAGE] * max(2, self._worker.page_size))
+                self._orders.append((order, []))
+            case ClearPages():
                 self._orders.append((order, []))
             case _:
                 assert isinstance(order, OpenPages)
@@ -83,6 +86,9 @@ class FakeDisk:
         if not self._orders:
             return None
         order, copies = self._orders.popleft()
+        if isinstance(order, ClearPages):
+            self.slots.clear()
+            return self.work()
         return self._write(order, copies) if isinstance(order, SavePages) else self._read(order)
 
     def _write(self, order: SavePages, copies: list[bytes]) -> PagesWritten:

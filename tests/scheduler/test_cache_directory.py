@@ -80,3 +80,54 @@ def test_a_folder_of_all_users_is_refused(tmp_path: Path) -> None:
     path.parent.chmod(0o750)
     with pytest.raises(ConfigError, match="chmod 700"):
         own(tmp_path / "cache", "mine")
+
+
+@pytest.mark.parametrize("has_others", [False, True], ids=["alone", "beside a replica"])
+def test_a_server_that_starts_while_its_folder_is_removed_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_others: bool
+) -> None:
+    """The folder is gone when the lock is got."""
+    left(tmp_path, "mine", 1000.0)
+    replicas = [own(tmp_path, "mine", 1)] if has_others else []
+    other, lock = own(tmp_path, "other"), directory._lock
+    removed = list[bool]()
+
+    def lock_after_removal(fd: int, patience_s: float) -> bool:
+        if not removed:
+            removed.append(False)
+            removed[0] = other.drop_oldest()
+        return lock(fd, patience_s)
+
+    monkeypatch.setattr(directory, "_lock", lock_after_removal)
+    mine = own(tmp_path, "mine")
+    assert removed == [True] and os.listdir(mine.fd) == ["lock"]
+    assert os.path.samestat(os.fstat(mine.fd), mine.path.stat())
+    assert (mine.path.parent / "model.json").is_file()
+    assert not other.drop_oldest(), "it is owned"
+    assert len(replica_folders(tmp_path, mine.path.parent.name)) == 1 + len(replicas)
+
+
+def test_a_removal_that_lost_the_race_leaves_the_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers remove a folder at once, and a third one has made it again meanwhile."""
+    left(tmp_path, "mine", 1000.0)
+    first, second, lock = own(tmp_path, "first"), own(tmp_path, "second"), directory._lock
+    owned = list[CacheDirectory]()
+
+    def lock_late(fd: int, patience_s: float) -> bool:
+        monkeypatch.undo()
+        assert first.drop_oldest()
+        owned.append(own(tmp_path, "mine"))
+        return lock(fd, patience_s)
+
+    monkeypatch.setattr(directory, "_lock", lock_late)
+    assert not second.drop_oldest() and os.listdir(owned[0].path) == ["lock"]
+
+
+def test_a_folder_that_cannot_be_removed_protects_no_other(tmp_path: Path) -> None:
+    bad, good = left(tmp_path, "bad", 1000.0), left(tmp_path, "good", 2000.0)
+    (bad / "lock").rename(tmp_path / "elsewhere")
+    (bad / "lock").symlink_to(tmp_path / "elsewhere")
+    os.utime(bad / "lock", (1.0, 1.0), follow_symlinks=False)
+    assert own(tmp_path, "mine").drop_oldest() and bad.exists() and not good.exists()

@@ -19,6 +19,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixrt.kv.store.directory import CacheDirectory
+from radixrt.kv.store.journal import read_records
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.requests import Tenant
@@ -26,6 +27,7 @@ from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.radix.key_ids import key_ids
 from tests.scheduler.engine_model import EngineModel, limits
 
 EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "30"))
@@ -152,6 +154,23 @@ def test_an_adapter_reads_what_it_wrote_up_to_its_invocation(
     assert server.answer(PROMPT, adapter="a") == read
 
 
+@pytest.mark.parametrize("split", [32, 16], ids=["one run", "two runs"])
+def test_images_behind_an_invocation_are_not_written(tmp_path: Path, split: int) -> None:
+    """Their ids are those of a namespace, but do not show it; nor are their prefixes those of
+    another process."""
+    ids = np.concatenate((np.arange(8), -np.arange(500, 516), np.arange(8))).astype(np.int32)
+    ids = np.concatenate((ids[:4], key_ids(ids[4:], 0)))  # pages of 4 tokens
+    pages = np.arange(8, dtype=np.int32)
+    disk = open_disk(tmp_path / "cache", limits(num_pages=8))
+    disk.names.stored(BASE_ROOT, None, ids[:split], pages[: split // 4])
+    disk.names.stored(BASE_ROOT, split // 4 - 1, ids[split:], pages[split // 4 :])
+    disk.names.settle()
+    names = [disk.names.name(page) for page in range(8)]
+    assert [name is not None and disk.take(name) is not None for name in names] == [True] + 7 * [False]  # fmt: skip
+    assert names == list(disk.names.behind(None, BASE_ROOT, ids.tobytes()))
+    disk.close()
+
+
 def test_evicted_pages_come_back_from_disk(server: Server) -> None:
     server.answer(PROMPT)
     server.answer(PROMPT)
@@ -248,6 +267,19 @@ def test_a_page_that_is_being_read_keeps_its_slot() -> None:
     assert index.take_slot() == (0, True)
 
 
+def test_uses_take_no_more_memory_than_pages() -> None:
+    index = DiskIndex(100, 16)
+    for number in range(200 * 100):
+        if number % 100 == 0:
+            index.drop(range(100))
+        name = PageName(b"", 0, bytes(16), b"%d" % number)
+        index.add(name, index.take_slot()[0], bytes(16))
+    assert len(index._oldest) <= 3000 and len(index) == 100
+    index.use([name.digest])
+    last = index.find(name)
+    assert [index.take_slot()[0] for _ in range(100)][-1] == last, "the others go first"
+
+
 def test_a_sequence_that_needs_the_whole_pool_waits_for_a_read(server: Server) -> None:
     server.answer(PROMPT)
     server.answer(PROMPT)
@@ -275,6 +307,93 @@ def test_a_full_disk_stops_writing_and_nothing_else(server: Server) -> None:
     assert server.pages.error == "disk is full"
     server.restart()
     assert server.answer(PROMPT) == 40 and server.answer([7] * 41) == 0
+
+
+def is_forgotten(server: Server) -> bool:
+    """Whether neither index, journal nor file has a page or its tokens."""
+    server.pages._journal.wait()
+    records, _ = read_records((server.pages.directory.path / "journal").read_bytes())
+    return not (len(server.pages.index) or records[1:] or server.slots)
+
+
+@pytest.mark.parametrize("states", [0, 20], ids=["plain", "hybrid"])
+def test_a_flush_forgets_what_is_on_disk(tmp_path: Path, states: int) -> None:
+    server = Server(tmp_path / "cache", hybrid(kept_states=states))
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    assert not is_forgotten(server)
+    server.engine.scheduler.flush_cache()
+    server.settle()
+    assert is_forgotten(server) and server.answer(PROMPT) == 0
+    server.restart()
+    assert server.answer(PROMPT) == 0, "it was used once since"
+    server.answer(PROMPT)
+    server.restart()
+    assert server.answer(PROMPT) == 40
+
+
+def compute(server: Server, prompt: list[int]) -> None:
+    """Run a request while the disk does nothing."""
+    seq_id, engine = server.engine.add(prompt), server.engine
+    while seq_id not in engine.finished:
+        engine.plan()
+        engine.absorb()
+    engine.plan()
+
+
+def test_a_page_that_is_being_written_at_a_flush_is_forgotten(server: Server) -> None:
+    for _ in range(2):
+        compute(server, PROMPT)
+    assert server.pages._writing
+    server.engine.scheduler.flush_cache()
+    for prompt in ([7] * 41, [7] * 41, PROMPT):
+        compute(server, prompt)
+    server.settle()
+    assert not is_on_disk(server, PROMPT) and is_on_disk(server, [7] * 41)
+    server.restart()
+    assert server.answer(PROMPT) == 0 and server.answer([7] * 41) == 40
+
+
+def test_a_page_that_is_being_written_at_a_flush_can_be_written_again(server: Server) -> None:
+    for _ in range(2):
+        compute(server, PROMPT)
+    server.engine.scheduler.flush_cache()
+    for _ in range(2):
+        compute(server, PROMPT)
+    server.settle()
+    server.restart()
+    assert server.answer(PROMPT) == 40
+
+
+def test_a_pinned_page_is_written_again_when_it_is_used_after_a_flush(server: Server) -> None:
+    server.answer(PROMPT)
+    server.engine.scheduler.state.kv.pin(np.array(PROMPT, np.int32), BASE_ROOT, 60.0)
+    server.settle()
+    server.engine.scheduler.flush_cache()
+    server.settle()
+    assert is_forgotten(server)
+    server.answer(PROMPT)
+    server.restart()
+    assert server.answer(PROMPT) == 40
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_page_that_is_being_read_at_a_flush_is_only_for_an_open_request(
+    server: Server, is_aborted: bool
+) -> None:
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    server.restart()
+    reader = server.engine.add(PROMPT)
+    server.engine.plan()
+    if is_aborted:
+        server.engine.release(reader)
+    server.engine.scheduler.flush_cache()
+    server.settle()
+    assert is_forgotten(server) == is_aborted == (server.engine.finished[reader] == "released")
+    assert (server.engine.scheduler.state.kv.tree.num_pages == 0) == is_aborted
+    index = server.checked().pages.index
+    assert not is_aborted or sorted(index._free) == list(range(index._next)), "a slot is lost"
 
 
 def test_two_requests_for_one_prefix_read_it_once(server: Server) -> None:
@@ -431,9 +550,18 @@ class DiskMachine(RuleBasedStateMachine):
         open_ones = sorted(set(self.engine.requests) - set(self.engine.finished))
         self.engine.release(data.draw(st.sampled_from(open_ones)))
 
-    @rule()
-    def flush(self) -> None:
+    @rule(is_awaited=st.booleans())
+    def flush(self, is_awaited: bool) -> None:
         self.engine.scheduler.flush_cache()
+        if is_awaited:
+            self.engine._send_orders()
+            while self.engine.answer_order():
+                pass
+        pages = self.server.pages
+        pages._journal.wait()
+        records, _ = read_records((pages.directory.path / "journal").read_bytes())
+        assert not (len(pages.index) or records[1:] or any(pages._writing.values()))
+        assert not (is_awaited and self.server.slots and not self.engine.orders)
 
     @precondition(lambda self: self.server.slots)
     @rule(data=st.data())

@@ -27,8 +27,10 @@ from radixrt.kv.store.directory import (
 from radixrt.kv.store.journal import framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
+from radixrt.messages.links import PageMove
 from radixrt.messages.moves import (
     DIGEST_BYTES,
+    ClearPages,
     OpenPages,
     PagesRead,
     PagesWritten,
@@ -36,7 +38,7 @@ from radixrt.messages.moves import (
     SavePages,
     state_part,
 )
-from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, page_names
+from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName
 from radixrt.scheduler.disk.pages import LOOK_EVERY, DiskPages
 from radixrt.scheduler.disk.ranks import RankAnswers
 from radixrt.worker.kv.page_mover import PageMover
@@ -68,7 +70,7 @@ class Store:
         self._joined = RankAnswers(num_ranks)
         self._numbers = itertools.count()
 
-    def order(self, order: OpenPages | SavePages | ReadPages) -> None:
+    def order(self, order: PageMove) -> None:
         for mover in self._movers:
             mover.take(order)
 
@@ -171,9 +173,8 @@ def filled(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 
 def found(store: Store, prompt: list[int]) -> list[tuple[PageName, bytes]]:
     """The pages of a prompt that are found on disk, with their contents."""
-    before, depth = store.disk.names.end_of(None, BASE_ROOT)
     packed = np.array(prompt, np.int32).tobytes()
-    names = list(page_names(before, depth, packed, 4 * PAGE_SIZE))
+    names = list(store.disk.names.behind(None, BASE_ROOT, packed))
     slots = list(
         itertools.takewhile(lambda slot: slot != NO_SLOT, map(store.disk.index.find, names))
     )
@@ -279,9 +280,8 @@ def test_equal_digests_of_different_tokens_are_told_apart() -> None:
 
 def test_a_slow_read_is_given_up(store: Store, filled: tuple[Path, dict], tmp_path: Path) -> None:
     store.open(Path(shutil.copytree(filled[0], tmp_path / "cache")))
-    before, depth = store.disk.names.end_of(None, BASE_ROOT)
     packed = np.array(PROMPTS[0], np.int32).tobytes()
-    names = list(page_names(before, depth, packed, 4 * PAGE_SIZE))
+    names = list(store.disk.names.behind(None, BASE_ROOT, packed))
     slots = list(map(store.disk.index.find, names))
     assert len(store.read(names, slots, within_s=0.0)) == 8
     store.disk.close()
@@ -350,11 +350,17 @@ class Churn:
         self.mover = PageMover(self.pool, self.answers.put)
 
     def open(
-        self, folder: Path, quota_bytes: int, replica: int = 0, replicas: int = 1
+        self,
+        folder: Path,
+        quota_bytes: int,
+        replica: int = 0,
+        replicas: int = 1,
+        model: str = "of these tests",
     ) -> DiskPages:
+        parts = {"weights": model}
         disk = DiskPages(
-            CacheDirectory.own(folder, PARTS, replica, patience_s=0.0),
-            fingerprint_of(PARTS),
+            CacheDirectory.own(folder, parts, replica, patience_s=0.0),
+            fingerprint_of(parts),
             num_pages=NUM_PAGES,
             page_size=PAGE_SIZE,
             slot_bytes=self.mover.page_bytes,
@@ -448,3 +454,77 @@ def test_the_quota_is_that_of_all_replicas_together(tmp_path: Path) -> None:
     folders = [used_bytes(folder) for folder in replica_folders(tmp_path / "cache")]
     assert len(folders) == 2 and min(folders) > quota / 3
     assert sum(folders) <= 1.05 * quota + (2 << 17), "journals of up to a thousand pages beside"
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True], ids=["in turn", "interleaved"])
+def test_the_quota_is_that_of_all_live_servers_together(tmp_path: Path, is_interleaved: bool) -> None:  # fmt: skip
+    quota = 4 << 20
+    churns = [Churn() for _ in range(3)]
+    disks = [churn.open(tmp_path / "cache", quota, model=str(n)) for n, churn in enumerate(churns)]
+    evictions = [(n, token) for n in range(3) for token in range(30)]
+    if is_interleaved:
+        evictions.sort(key=lambda one: one[1])
+    for number, token in evictions:
+        churns[number].evict(disks[number], token)
+    for disk in disks:
+        disk.close()
+    total = sum(map(used_bytes, replica_folders(tmp_path / "cache")))
+    assert 0.9 * quota < total <= 1.05 * quota + (3 << 17), "journals of a thousand pages beside"
+
+
+def test_a_server_that_has_flushed_stays_within_what_others_leave(tmp_path: Path) -> None:
+    quota, churns = 2 << 20, [Churn(), Churn()]
+    first, second = (
+        churn.open(tmp_path / "cache", quota, model=str(number))
+        for number, churn in enumerate(churns)
+    )
+    for token in range(12):
+        churns[0].evict(first, token)
+    churns[1].evict(second, 0)
+    first.flush()
+    order = first.take_order()
+    assert order is not None and len(second.index) <= 2
+    churns[0].mover.take(order)
+    for token in range(12 + LOOK_EVERY // NUM_PAGES):
+        churns[1].evict(second, token)
+    for token in range(12):
+        churns[0].evict(first, token)
+    assert len(second.index) > 0.9 * quota // second.slot_bytes
+    assert sum(map(used_bytes, replica_folders(tmp_path / "cache"))) <= 1.05 * quota + (2 << 17)
+    first.close()
+    second.close()
+
+
+def test_a_replica_that_finds_no_room_gets_it_when_another_has_shrunk(tmp_path: Path) -> None:
+    quota, churns = 1 << 20, [Churn(), Churn()]
+    disk = churns[0].open(tmp_path / "cache", quota)
+    for token in range(10):
+        churns[0].evict(disk, token)
+    disk.close()
+    second = churns[1].open(tmp_path / "cache", quota, 1, 2)
+    churns[1].evict(second, 0)
+    assert len(second.index) == 0
+    first = churns[0].open(tmp_path / "cache", quota, 0, 2)
+    for token in range(2 + LOOK_EVERY // NUM_PAGES):
+        churns[1].evict(second, token)
+    assert len(second.index) >= NUM_PAGES
+    assert sum(map(used_bytes, replica_folders(tmp_path / "cache"))) <= 1.05 * quota + (2 << 17)
+    first.close()
+    second.close()
+
+
+def test_a_flush_empties_the_file_behind_the_writes_before_it(store: Store, tmp_path: Path) -> None:
+    store.open(tmp_path / "cache")
+    store.save(PROMPTS[0], 1)
+    files = list(store.disk.directory.path.glob("pages*"))
+    assert files and all(file.stat().st_size for file in files)
+    store.disk.flush()
+    order = store.disk.take_order()
+    assert isinstance(order, ClearPages)
+    store.order(order)
+    written = store.save([5] * 8, 2)
+    assert [content for _, content in found(store, [5] * 8)] == list(written.values())
+    assert not found(store, PROMPTS[0])
+    width = sum(file.stat().st_size for file in files)
+    assert width == 2 * store.disk.slot_bytes, "slots begin anew"
+    store.disk.close()

@@ -36,6 +36,8 @@ LOCK_PATIENCE_S = 5.0
 """Time for which a lock is awaited: the owner may be a process of this server that is about to
 end."""
 
+_MAX_TRIES = 10
+"""To own a folder that others remove meanwhile."""
 FINGERPRINT_CHARS = 32
 """Of a fingerprint, in the name of its folder."""
 _SECRET_BYTES = 32
@@ -72,24 +74,13 @@ class CacheDirectory:
             ConfigError: another process owns it, or others can read it.
             OSError: it cannot be made.
         """
+        path = directory / fingerprint_of(parts)[:FINGERPRINT_CHARS] / f"r{replica}"
         top = _enter(directory, None)
         try:
             secret = _read_secret(top)
-            name = fingerprint_of(parts)[:FINGERPRINT_CHARS]
-            model = _enter(Path(name), top)
-            _write_once(model, "model.json", msgspec.json.encode(parts))
-            fd = _enter(Path(f"r{replica}"), model)
-            os.close(model)
+            fd, lock_fd = _own_folder(top, path, parts, LOCK_PATIENCE_S if patience_s is None else patience_s)  # fmt: skip
         finally:
             os.close(top)
-        lock_fd = open_private("lock", fd)
-        path = directory / name / f"r{replica}"
-        if not _lock(lock_fd, LOCK_PATIENCE_S if patience_s is None else patience_s):
-            owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise ConfigError(
-                f"--cache-dir {directory}: process {owner} uses the cache of this model ({path}). Stop it, or give this server "
-                "another directory."
-            )
         with contextlib.suppress(OSError):  # the disk may be full
             os.ftruncate(lock_fd, 0)
             os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
@@ -119,24 +110,83 @@ class CacheDirectory:
             for folder in self._others()
             if folder.parent != self.path.parent or int(folder.name[1:]) >= num_replicas
         ]
-        with contextlib.suppress(OSError):
-            for folder in sorted(others, key=lambda one: (one / "lock").stat().st_mtime):
-                fd = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW)
-                try:
-                    if _lock(fd, 0.0):
-                        shutil.rmtree(folder)
-                        if not replica_folders(folder.parent.parent, folder.parent.name):
-                            with contextlib.suppress(OSError):  # another server begins there
-                                (folder.parent / "model.json").unlink()
-                                folder.parent.rmdir()
-                        return True
-                finally:
-                    os.close(fd)
+        for folder in sorted(others, key=_last_use):
+            with contextlib.suppress(OSError):
+                if _remove(folder):
+                    return True
         return False
 
     def _others(self) -> list[Path]:
         """The folders of replicas beside this one."""
         return [one for one in replica_folders(self.path.parent.parent) if one != self.path]
+
+
+def _own_folder(top: int, path: Path, parts: dict[str, str], patience_s: float) -> tuple[int, int]:
+    """Make the folder of a replica, unless it is there, and lock it; returns it and its lock.
+
+    Another server may remove it until it is locked; then it is made again.
+    """
+    for _ in range(_MAX_TRIES):
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as closed:
+            model = _enter(Path(path.parent.name), top)
+            closed.callback(os.close, model)
+            _write_once(model, "model.json", msgspec.json.encode(parts))
+            returned = closed.enter_context(contextlib.ExitStack())
+            fd = _enter(Path(path.name), model)
+            returned.callback(os.close, fd)
+            lock_fd = open_private("lock", fd)
+            returned.callback(os.close, lock_fd)
+            if not _lock(lock_fd, patience_s):
+                owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise ConfigError(
+                    f"--cache-dir {path.parent.parent}: process {owner} uses the cache of this model ({path}). Stop it, or give "
+                    "this server another directory."
+                )
+            if _is_lock_of(lock_fd, path):
+                _write_once(model, "model.json", msgspec.json.encode(parts))
+                returned.pop_all()
+                return fd, lock_fd
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _is_lock_of(lock_fd: int, folder: Path) -> bool:
+    """Whether a lock is that of a folder, and not of one that was removed."""
+    try:
+        there = (folder / "lock").lstat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(lock_fd), there)
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return (folder / "lock").lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(folder: Path) -> bool:
+    """Remove the folder of a replica; False: another process owns it.
+
+    The lock goes last: who has made another one finds nothing else of the old folder.
+    """
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not (_lock(fd, 0.0) and _is_lock_of(fd, folder)):
+            return False
+        for entry in sorted(folder.iterdir(), key=lambda one: one.name == "lock"):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    finally:
+        os.close(fd)
+    with contextlib.suppress(OSError):  # another server begins there
+        folder.rmdir()
+        if not replica_folders(folder.parent.parent, folder.parent.name):
+            (folder.parent / "model.json").unlink()
+            folder.parent.rmdir()
+    return True
 
 
 def root_digest(secret: bytes, root: bytes) -> bytes:

@@ -10,6 +10,7 @@ forgets. One that says more than there is does no harm either, because a page is
 checksum before it is used.
 """
 
+import contextlib
 import logging
 import os
 import queue
@@ -125,8 +126,7 @@ class Journal:
         if not found or found[0] != self._header:
             if size:
                 log.warning("The journal of --cache-dir is of another form or damaged: begun anew.")
-            os.ftruncate(self._fd, 0)
-            _write(self._fd, framed(self._header))
+            self._clear()
             return []
         if end < size:
             log.info("Cut %d bytes off the end of the journal of --cache-dir.", size - end)
@@ -140,8 +140,9 @@ class Journal:
             self._queue.put((records, False))
 
     def replace(self, records: list[Record]) -> None:
-        """Let these be all records."""
-        if not self.error:
+        """Let these be all records. None are also tried where nothing can be written: they free
+        space."""
+        if not (records and self.error):
             self._queue.put((records, True))
 
     def wait(self) -> None:
@@ -162,17 +163,28 @@ class Journal:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            if self.error:
-                continue
             records, is_whole = item
+            is_empty = is_whole and not records
+            if self.error and not is_empty:
+                continue
             try:
-                if is_whole:
+                if is_empty:
+                    self._clear()
+                elif is_whole:
                     self._replace(records)
                 else:
                     _write(self._fd, b"".join(map(framed, records)))
             except OSError as error:
                 self.error = error.strerror or str(error)
                 log.error("--cache-dir: nothing is written any more: %s.", self.error)
+
+    def _clear(self) -> None:
+        """Leave no record."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("journal.new", dir_fd=self._folder_fd)
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        _write(self._fd, framed(self._header))
 
     def _replace(self, records: Iterable[Record]) -> None:
         """Write a new journal and put it in the place of the old one."""
@@ -190,6 +202,8 @@ class Journal:
             )
         except OSError:
             os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink("journal.new", dir_fd=self._folder_fd)
             raise
         os.close(self._fd)
         self._fd = fd

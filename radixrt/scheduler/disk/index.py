@@ -16,10 +16,13 @@ from typing import NamedTuple
 from radixrt.kv.store.journal import PagesDropped, PagesSaved, Record
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import CHECKSUM_BYTES
+from radixrt.scheduler.radix.key_ids import num_before_invocation
 
 NO_SLOT = -1
 MAX_DROPPED = 1 << 16
 """Digests of pages that were dropped for others; some 150 bytes each."""
+SMALLEST_REBUILD = 1024
+"""Entries of the heap of uses up to which it is never rebuilt."""
 MAX_RUN = 4096
 """Pages of one record of the journal."""
 
@@ -35,19 +38,27 @@ class PageName(NamedTuple):
     """Packed tokens of the page."""
     digest: bytes
     """Digest of the prefix with the page."""
+    is_activated: bool = False
+    """An adapter was invoked in the prefix or in the page, whose ids another process cannot know."""
 
 
-def page_names(before: bytes, depth: int, packed: bytes, page_bytes: int) -> Iterator[PageName]:
+def page_names(
+    before: bytes, depth: int, packed: bytes, page_bytes: int, is_activated: bool = False
+) -> Iterator[PageName]:
     """The names of the whole pages of packed tokens.
+
+    Args:
+        is_activated: the prefix before them is.
 
     >>> one, two = page_names(b"root", 0, bytes(16), page_bytes=8)
     >>> (one.depth, two.depth), two.before == one.digest
     ((0, 1), True)
     """
+    invoked = 0 if is_activated else 4 * num_before_invocation(packed)
     for start in range(0, len(packed) - page_bytes + 1, page_bytes):
         tokens = packed[start : start + page_bytes]
         digest = hashlib.sha256(before + tokens).digest()
-        yield PageName(before, depth, tokens, digest)
+        yield PageName(before, depth, tokens, digest, start + page_bytes > invoked)
         before, depth = digest, depth + 1
 
 
@@ -170,11 +181,13 @@ class DiskIndex:
             self._held[slot] = self._held.get(slot, 0) + 1
 
     def let_go(self, slots: Iterable[int]) -> None:
-        """End one :meth:`hold`."""
+        """End one :meth:`hold`. A slot whose page was dropped meanwhile is free now."""
         for slot in slots:
             self._held[slot] -= 1
             if not self._held[slot]:
                 del self._held[slot]
+                if slot not in self._entries:
+                    self._free.append(slot)
 
     # ------------------------------------------------------------ pages
 
@@ -185,18 +198,27 @@ class DiskIndex:
         self._entries[slot] = _Entry(name, checksum)
         self._used[slot] = self._uses
         heapq.heappush(self._oldest, (self._uses, -name.depth, slot))
-
-    def slots(self) -> list[int]:
-        """The slots with pages that nobody reads now."""
-        return [slot for slot in self._entries if slot not in self._held]
+        if len(self._oldest) > 2 * len(self._entries) + SMALLEST_REBUILD:
+            self._oldest = [(u, -self._entries[s].name.depth, s) for s, u in self._used.items()]
+            heapq.heapify(self._oldest)
 
     def drop(self, slots: Iterable[int]) -> list[int]:
         """Forget the pages in these slots; returns those that held one."""
         dropped = [slot for slot in slots if slot in self._entries]
         for slot in dropped:
             self._forget(slot)
-            self._free.append(slot)
+            if slot not in self._held:
+                self._free.append(slot)
         return dropped
+
+    def clear(self) -> None:
+        """Forget all pages. The slots that are not held or being written count as never used."""
+        self.drop(list(self._entries))
+        self._dropped.clear()
+        free = set(self._free)
+        while self._next - 1 in free:
+            self._next -= 1
+        self._free = [slot for slot in self._free if slot < self._next]
 
     def _forget(self, slot: int) -> None:
         entry = self._entries.pop(slot)

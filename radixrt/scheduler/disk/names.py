@@ -1,6 +1,6 @@
 """Names the pages in memory by the prefixes that they end, so that they are found on disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds
@@ -58,19 +58,18 @@ class NamedPages:
         """Name all pages."""
         stored, self._stored = self._stored, []
         for root, previous, tokens, pages in stored:
-            before, depth = self.end_of(previous, root or BASE_ROOT)
-            named = page_names(before, depth, tokens.tobytes(), self._page_bytes)
+            named = self.behind(previous, root or BASE_ROOT, tokens.tobytes())
             for page, name in zip(pages.tolist(), named, strict=True):
                 self._names[page] = name
 
-    def end_of(self, page: int | None, root: CacheRoot) -> tuple[bytes, int]:
-        """The digest of the prefix that a page ends, and its pages. None: the empty prefix of a
-        cache root."""
+    def behind(self, page: int | None, root: CacheRoot, packed: bytes) -> Iterator[PageName]:
+        """The names of the whole pages of packed tokens behind the prefix that a page ends. None:
+        the empty prefix of a cache root."""
         if page is None:
-            return self._root_digest(root), 0
+            return page_names(self._root_digest(root), 0, packed, self._page_bytes)
         name = self._names[page]
         assert name is not None, "a page without a name was in the tree"
-        return name.digest, name.depth + 1
+        return page_names(name.digest, name.depth + 1, packed, self._page_bytes, name.is_activated)
 
     def name(self, page: int) -> PageName | None:
         """The name of a page; None: it is not in the tree."""

@@ -20,6 +20,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import (
     MAX_STATE_PARTS,
+    ClearPages,
     OpenPages,
     PagesWritten,
     SavePages,
@@ -29,7 +30,6 @@ from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_rec
 from radixrt.scheduler.disk.names import NamedPages
 from radixrt.scheduler.disk.returns import MIN_CHANCE, Returns
 from radixrt.scheduler.disk.states import DiskStates
-from radixrt.scheduler.radix.key_ids import is_activated
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.radix.states import KeptStates
 
@@ -49,6 +49,9 @@ MAX_WANTED = 1 << 16
 LOOK_EVERY = 1024
 """Pages that lack room from one look at the folders of others to the next: each takes some 0.1
 ms."""
+LOOKS_A_QUOTA = 200
+"""Looks at the space that others take while the file grows to its full size: each server that
+shares the directory may exceed the quota by so small a part."""
 _BROKEN_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 """Errors with which a server starts all the same."""
 COMPACT_ABOVE = 1024
@@ -111,15 +114,19 @@ class DiskPages:
         self.directory = directory
         self._quota_bytes, self._share = quota_bytes, share
         self.slot_bytes = slot_bytes
+        self._own_slots = min(int(quota_bytes * share) // slot_bytes, MAX_SLOTS)
+        self._measured_slots = 0
+        """Slots that may be in use before the space that others take is measured again."""
         self.names = NamedPages(
             num_pages, page_size, lambda root: directory.root_digest(root.packed())
         )
         self.index = DiskIndex(0, 4 * page_size, num_ranks)
-        self.index.num_slots = self._affordable_slots()
+        self._measure()
         header = Header(fingerprint, page_size, slot_bytes, num_ranks=num_ranks)
         self._journal = Journal(directory.fd, header)
         self.index.replay(self._journal.records)
         self._journal.records = []
+        self._measure()
         self._journaled = len(self.index)
         """Pages in the journal, with those that are on disk no more."""
         self._wanted: deque[tuple[int, PageName]] = deque()
@@ -129,8 +136,8 @@ class DiskPages:
         """Pages in memory that were used twice or pinned."""
         self._answers: set[int] = set()
         """Pages in memory with tokens that were generated."""
-        self._writing: dict[int, PageName] = {}
-        """By slot."""
+        self._writing: dict[int, PageName | None] = {}
+        """By slot; None: it is forgotten when it is written."""
         self._being_written: set[bytes] = set()
         self._max_copied = max(MIN_COPIED, MAX_COPIED_BYTES // slot_bytes)
         self._max_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
@@ -142,7 +149,7 @@ class DiskPages:
         self.ids_are_tokens = True
         """Ids beyond all vocabularies are those of activated adapters. In a simulation they are
         not."""
-        self._is_open = False
+        self._is_open = self._is_cleared = False
         self.error = ""
         """Why nothing is written any more."""
         self.written_pages = self.dropped_pages = self.damaged_pages = 0
@@ -164,11 +171,12 @@ class DiskPages:
         self._journal.close()
         self.directory.close()
 
-    def _affordable_slots(self) -> int:
-        """The number of slots for which the quota of the whole directory leaves room."""
-        left = self._quota_bytes - self.directory.bytes_of_others()
-        own = min(int(self._quota_bytes * self._share), left)
-        return max(0, min(own // self.slot_bytes, MAX_SLOTS))
+    def _measure(self) -> None:
+        """Let the file grow as far as others leave room in the quota of the whole directory now."""
+        left = (self._quota_bytes - self.directory.bytes_of_others()) // self.slot_bytes
+        touched = self.index.num_slots_touched
+        self.index.num_slots = max(min(self._own_slots, left), touched)
+        self._measured_slots = touched + max(1, self._own_slots // LOOKS_A_QUOTA)
 
     # ------------------------------------------------------------ what happens to pages in memory
 
@@ -244,25 +252,28 @@ class DiskPages:
 
     # ------------------------------------------------------------ writing
 
-    def take_order(self) -> OpenPages | SavePages | None:
+    def take_order(self) -> OpenPages | ClearPages | SavePages | None:
         """The next order for the workers, which they must get before the plan in the making; None:
         there is none."""
         if not self._is_open:
             self._is_open = True
             path = str(self.directory.path / "pages")
-            return OpenPages(path=path, num_slots=self.index.num_slots)
+            return OpenPages(path=path, num_slots=self.index.num_slots_touched)
+        if self._is_cleared:
+            self._is_cleared = False
+            return ClearPages()
         leaving, self._leaving = self._leaving, []
         states = [] if self.states is None else self.states.take_leaving()
         if self.error:
             return None
         pages: list[int] = []
-        slots: list[int] = []
+        slots: dict[int, PageName] = {}
         for row, name in states:
             self._add_state(row, name, pages, slots)
         for page, name in leaving:
             if len(self._writing) < self._max_copied and (slot := self.take(name)) is not None:
                 pages.append(page)
-                slots.append(slot)
+                slots[slot] = name
         while self._wanted and len(pages) < self._max_ordered and len(self._writing) < self._max_copied:  # fmt: skip
             page, name = self._wanted[0]
             if self.names.name(page) is name:
@@ -270,41 +281,45 @@ class DiskPages:
                     break
                 if (slot := self.take(name)) is not None:
                     pages.append(page)
-                    slots.append(slot)
+                    slots[slot] = name
             self._wanted.popleft()
         if self.states is not None and not pages:  # one at a time: copying holds up the next step
             for page, row, name in self.states.wanted():
                 is_gone = self.names.name(page) is not name
                 if pages or not (is_gone or self._add_state(row, name, pages, slots)):
                     break
-        digests = b"".join(self._writing[slot].digest for slot in slots)
-        order = SavePages(pages=pack_ids(pages), slots=pack_ids(slots), digests=digests)
+        digests = b"".join(name.digest for name in slots.values())
+        order = SavePages(pages=pack_ids(pages), slots=pack_ids(list(slots)), digests=digests)
         return order if pages else None
 
-    def _add_state(self, row: int, name: PageName, pages: list[int], slots: list[int]) -> bool:
+    def _add_state(
+        self, row: int, name: PageName, pages: list[int], slots: dict[int, PageName]
+    ) -> bool:
         """Add the parts of a kept state to an order that are not on disk; False: too much is being
         written already."""
         assert self.states is not None
         if self._writing and len(self._writing) + self.states.num_parts > self._max_copied:
             return False
-        if self.ids_are_tokens and is_activated(name.tokens):
+        if self.ids_are_tokens and name.is_activated:
             return True
         for number, part in enumerate(self.states.parts(name)):
             if (slot := self.take(part)) is not None:
                 pages.append(state_part(row, number))
-                slots.append(slot)
+                slots[slot] = part
         return True
 
     def take(self, name: PageName) -> int | None:
         """A slot for a page, which is written now; None: it is there already, there is no room, or
         no other process could use it."""
-        if self._is_there(name) or (self.ids_are_tokens and is_activated(name.tokens)):
+        if self._is_there(name) or (self.ids_are_tokens and name.is_activated):
             return None
+        if self.index.num_slots_touched >= self._measured_slots:
+            self._measure()
         slot, is_dropped = self.index.take_slot()
         if is_dropped:
             self._drop([slot])
         is_full = is_dropped or slot == NO_SLOT
-        if is_full and self._takes_room_of_others() and slot == NO_SLOT:
+        if is_full and self._finds_room() and slot == NO_SLOT:
             slot, _ = self.index.take_slot()
         if slot == NO_SLOT:
             return None
@@ -312,33 +327,41 @@ class DiskPages:
         self._being_written.add(name.digest)
         return slot
 
-    def _takes_room_of_others(self) -> bool:
-        """Remove a folder that nobody uses, so that there is room for further pages."""
+    def _finds_room(self) -> bool:
+        """Look for room for further pages: remove a folder that nobody uses, or find that others
+        have shrunk."""
         self._lacking += 1
         if self._lacking <= self._next_look:
             return False
         if not self.directory.drop_oldest(round(1 / self._share)):
             self._next_look = self._lacking + LOOK_EVERY
-            return False
-        self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
-        return True
+        self._measure()
+        return self.index.num_slots > self.index.num_slots_touched
 
     def written(self, message: PagesWritten) -> None:
         """Note what the worker has written."""
         done, size = [], self.index.checksum_bytes
         for number, slot in enumerate(unpack_ids(message.slots).tolist()):
-            name = self._writing.pop(slot)
-            self._being_written.discard(name.digest)
+            if (name := self._end_of_write(slot)) is None:
+                continue
             checksum = message.checksums[number * size : (number + 1) * size]
             self.index.add(name, slot, checksum)
             done.append((name, slot, checksum))
         for slot in unpack_ids(message.failed).tolist():
-            self._being_written.discard(self._writing.pop(slot).digest)
-            self.index.free(slot)
+            if self._end_of_write(slot) is not None:
+                self.index.free(slot)
         if message.error and not self.error:
             self._stop(message.error)
         self.written_pages += len(done)
         self._note(saved_records(done), len(done))
+
+    def _end_of_write(self, slot: int) -> PageName | None:
+        """The page that was written to a slot; None: it was forgotten meanwhile."""
+        if (name := self._writing.pop(slot)) is None:
+            self.index.free(slot)
+        else:
+            self._being_written.discard(name.digest)
+        return name
 
     def stats(self) -> dict[str, int]:
         """Its fields of :class:`radixrt.messages.stats.SchedulerStats`."""
@@ -363,11 +386,22 @@ class DiskPages:
         self._drop(self.index.drop([slot]))
 
     def flush(self) -> None:
-        """Forget all pages on disk but those that are being read."""
+        """Forget all pages on disk, and those that have just left the tree. What stays in memory is
+        written when it is used again."""
         self._wanted.clear()
+        self._leaving.clear()
+        self._worth.clear()
+        self._being_written.clear()
         if self.states is not None:
             self.states.clear()
-        self._drop(self.index.drop(self.index.slots()))
+        self.forget_removed()
+        self._writing = dict.fromkeys(self._writing)
+        self.dropped_pages += len(self.index)
+        self.index.clear()
+        self._journal.replace([])
+        self._journaled = 0
+        self._is_cleared = True
+        self._measured_slots = 0
 
     def _drop(self, slots: Iterable[int]) -> None:
         if dropped := list(slots):

@@ -19,7 +19,7 @@ from radixrt.messages.cache_explanation import DiskRead
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import PagesRead, ReadPages, state_part
-from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
+from radixrt.scheduler.disk.index import NO_SLOT, PageName
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.node import Match, Node
@@ -61,6 +61,8 @@ class _Read:
     waiting: dict[int, Sequence] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)
     """The time from which on each of them waits."""
+    is_flushed: bool = False
+    """The pages enter the tree only if a sequence waits for them."""
 
 
 class Reads:
@@ -142,11 +144,11 @@ class Reads:
         last = None
         if match is not None and found:
             last = int(match.node.pages[match.pages_in_edge - 1])
-        before, depth = self._disk.names.end_of(last, sequence.root)
-        self._disk.returns.needed(page_names(before, depth, rest, 4 * kv.page_size), index)
+        known = self._disk.names
+        self._disk.returns.needed(known.behind(last, sequence.root, rest), index)
         names: list[PageName] = []
         slots: list[int] = []
-        for name in page_names(before, depth, rest, 4 * kv.page_size):
+        for name in known.behind(last, sequence.root, rest):
             slot = index.find(name)
             if slot == NO_SLOT or (slots and slot in self._by_slot):
                 break
@@ -269,6 +271,8 @@ class Reads:
         count = message.num_pages
         if message.is_damaged:
             self._disk.damaged(read.slots[count])
+        if read.is_flushed and not read.waiting:
+            count = 0
         num_pages = min(count, len(read.pages))
         tokens = unpack_ids(b"".join(name.tokens for name in read.names[:num_pages]))
         depth = read.names[0].depth
@@ -297,6 +301,11 @@ class Reads:
             waited_s = self._clock() - read.ordered - message.seconds
             self._delay_s.observe(max(0.0, waited_s), 1)
             self._hopes = 1.0
+
+    def flush(self) -> None:
+        """Forget the pages that are being read, unless an open request needs them."""
+        for read in self._under_way.values():
+            read.is_flushed = True
 
     def seconds(self, num_pages: int) -> float:
         """Forecast of the time to read pages, with those ordered before."""

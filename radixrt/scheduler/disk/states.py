@@ -66,3 +66,4 @@ class DiskStates:
 
     def clear(self) -> None:
         self._wanted.clear()
+        self._leaving.clear()

@@ -8,7 +8,7 @@ token has an id in the adapter's own *namespace*: tree, eviction and leases need
 
 import numpy as np
 
-from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 
 _TOKEN_BITS = 20
 MAX_NAMESPACES = (1 << 31 - _TOKEN_BITS) - 1
@@ -34,9 +34,20 @@ def tokens_of(ids: TokenIds) -> TokenIds:
     return np.where(ids < 0, ids, ids & np.int32((1 << _TOKEN_BITS) - 1))
 
 
+def num_before_invocation(packed: bytes) -> int:
+    """The leading ones of packed ids that are before an invocation. Those behind it mean nothing to
+    another process.
+
+    >>> num_before_invocation(np.array([5, -7, 1 << 20, -8], np.int32).tobytes())
+    2
+    """
+    is_behind = unpack_ids(packed) >= 1 << _TOKEN_BITS
+    return int(is_behind.argmax()) if is_behind.any() else len(is_behind)
+
+
 def is_activated(packed: bytes) -> bool:
-    """Whether packed ids are behind an invocation, so that they mean nothing to another process."""
-    return bool((unpack_ids(packed) >= 1 << _TOKEN_BITS).any())
+    """Whether some of packed ids are tokens behind an invocation. Images behind one do not show it."""
+    return num_before_invocation(packed) < num_ids(packed)
 
 
 def last_occurrence(tokens: TokenIds, wanted: tuple[int, ...]) -> int:

@@ -120,6 +120,9 @@ class KVCache:
         pages = self.tree.evict(count, rule)
         if self.disk is not None and len(pages):
             self.disk.evicted()
+        return self._free_evicted(pages)
+
+    def _free_evicted(self, pages: Pages) -> int:
         self._free(pages)
         self.evicted_pages += len(pages)
         return len(pages)
@@ -139,9 +142,10 @@ class KVCache:
     def flush(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their
         number. Pages on disk are forgotten too."""
+        pages = self.tree.evict(self.tree.num_evictable_pages, lambda leaf, is_above_share: "flush")
         if self.disk is not None:
             self.disk.flush()
-        return self._evict(self.tree.num_evictable_pages, lambda leaf, is_above_share: "flush")
+        return self._free_evicted(pages)
 
     # ------------------------------------------------------------ a sequence's life
 

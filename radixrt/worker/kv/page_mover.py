@@ -27,6 +27,7 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import (
     CHECKSUM_BYTES,
     DIGEST_BYTES,
+    ClearPages,
     OpenPages,
     PagesRead,
     PagesWritten,
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 MIN_READ = 8
 """Pages after which a read is given up at the earliest: one says little about the next."""
 
-Moves = OpenPages | SavePages | ReadPages
+Moves = OpenPages | ClearPages | SavePages | ReadPages
 
 
 class PageMover:
@@ -71,7 +72,7 @@ class PageMover:
         self._report = report
         self._fd = -1
         self._reads: deque[ReadPages] = deque()
-        self._writes: deque[tuple[SavePages, NDArray[np.uint8]]] = deque()
+        self._writes: deque[tuple[SavePages, NDArray[np.uint8]] | ClearPages] = deque()
         self._has_work = threading.Condition()
         start_thread(self._work_on, name="page_mover")
 
@@ -85,6 +86,8 @@ class PageMover:
             if isinstance(order, SavePages):
                 assert copies is not None
                 self._writes.append((order, copies))
+            elif isinstance(order, ClearPages):
+                self._writes.append(order)
             else:
                 self._reads.append(order)
             self._has_work.notify()
@@ -137,7 +140,12 @@ class PageMover:
                     self._has_work.wait()
                 order = self._reads.popleft() if self._reads else None
                 write = None if order is not None else self._writes.popleft()
-            self._report(self._read(order) if order is not None else self._write(*write))  # type: ignore[misc]
+            if order is not None:
+                self._report(self._read(order))
+            elif isinstance(write, ClearPages):
+                self._clear()
+            elif write is not None:
+                self._report(self._write(*write))
 
     # ------------------------------------------------------------ writing
 
@@ -159,6 +167,12 @@ class PageMover:
             failed=pack_ids(slots[done:]),
             error=error,
         )
+
+    def _clear(self) -> None:
+        try:
+            os.ftruncate(self._fd, 0)
+        except OSError as error:
+            log.error("The pages of --cache-dir stay on disk: %s.", error.strerror or error)
 
     def _write_page(self, slot: int, content: NDArray[np.uint8]) -> None:
         done = 0
