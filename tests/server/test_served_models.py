@@ -98,6 +98,8 @@ def test_what_does_not_fit_or_cannot_be_told_apart_is_refused(folder: Path) -> N
     small = ServerConfig(model_path=one.model_path, model_memory_mb=100)
     with pytest.raises(ConfigError, match=r"llama needs .* GB of memory.*raise --model-memory-mb"):
         served_models([small, other], None, prepare)
-    logging = ServerConfig(model_path=one.model_path, request_log="log")
-    with pytest.raises(ConfigError, match="--request-log is for a server of one model"):
-        served_models([logging, other], None, prepare)
+    for setting in ("request_log", "cache_bundle"):
+        own = ServerConfig(model_path=one.model_path, cache_dir="kv", **{setting: "file"})
+        flag = f"--{setting.replace('_', '-')}"
+        with pytest.raises(ConfigError, match=f"{flag} is for a server of one model"):
+            served_models([own, other], None, prepare)
