@@ -4,9 +4,11 @@ import errno
 import hashlib
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ from radixrt.messages.moves import page_checksum
 from radixrt.scheduler.disk.bundle import MAGIC, ROOT, Head, import_bundle, read_bundle, read_index
 from radixrt.worker.fingerprint import machine_cpu, machine_parts
 from tests.command_line import run_here
+from tests.servers import Server, serving
 
 DOCUMENTS = [
     "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. " * 2,
@@ -234,6 +237,47 @@ def test_bundles_go_to_another_cpu_if_torch_multiplied_nothing(bundle: Path, tmp
         import_bundle(by_torch, tmp_path / "cache", 1.0, elsewhere)
     here = machine_parts() | {"cpu": machine_cpu()}
     assert import_bundle(by_torch, tmp_path / "cache", 1.0, here) == 1
+
+
+def test_a_server_outlives_its_worker_without_bundle_and_without_directory(
+    bundle: Path, tmp_path: Path
+) -> None:
+    copy, cache = tmp_path / "copy.rdx", tmp_path / "cache"
+    copy.write_bytes(bundle.read_bytes())
+
+    def ask(server: Server) -> dict[str, Any]:
+        body = {"text": DOCUMENTS[0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 4}}
+        response = httpx.post(f"{server.url}/generate", json=body, timeout=120)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def kill_worker(server: Server) -> None:
+        (worker,) = [one for one in server.family() if "radixrt.worker" in " ".join(one.cmdline())]
+        worker.kill()
+
+    def stats(server: Server) -> dict[str, Any]:
+        return httpx.get(f"{server.url}/v1/cache/stats", timeout=30).json()
+
+    flags = ("--cache-dir", str(cache), "--cache-bundle", str(copy), "--speculation", "auto")
+    with serving("demo", *flags) as server:
+        first = ask(server)
+        assert first["meta_info"]["disk_tokens"] > 0
+        copy.unlink()
+        kill_worker(server)
+        again = ask(server)
+        assert again["output_ids"] == first["output_ids"] and stats(server)["disk_stopped"] == 0
+        (folder,) = replica_folders(cache)
+        parts = msgspec.json.decode((folder.parent / "model.json").read_bytes())
+        with ThreadPoolExecutor() as pool:  # like a server that is started again and again
+            other = pool.submit(CacheDirectory.own, cache, parts, patience_s=120.0)
+            kill_worker(server)
+            owned = other.result()
+        third = ask(server)
+        owned.close()
+        assert third["output_ids"] == first["output_ids"]
+        seen = stats(server)
+        assert seen["disk_stopped"] == 1 and seen["disk_pages"] == 0
+        assert sum("--cache-dir is not used until" in line for line in server.log) == 1
 
 
 @pytest.mark.parametrize(
