@@ -178,9 +178,14 @@ def _torch_multiplies(model: CausalLM, backend_name: str) -> bool:
     return any(
         type(one).__module__.startswith(_VISION)
         or isinstance(one, nn.Linear)
-        or (isinstance(one, Weights) and type(one).__module__ not in _NATIVE)
+        or (isinstance(one, Weights) and type(one).__module__ not in _NATIVE and not _is_empty(one))
         for one in model.modules()
     )
+
+
+def _is_empty(weights: Weights) -> bool:
+    """Whether they have been taken apart since they were loaded."""
+    return not any(one.numel() for one in (*weights.parameters(), *weights.buffers()))
 
 
 def file_digest(file: Path, hash_file: Callable[[Path], str] | None = None) -> str:
