@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from radixrt.base.config import DEMO_MODEL
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.server_url import URL_VARIABLE, add_url_flag
 from radixrt.bench.arguments import positive
 
@@ -111,7 +111,7 @@ CACHE_EXPORT = (
 CACHE_IMPORT = (
     flag("bundle", metavar="IN.rdx", help="a bundle of `radixrt cache export`"),
     flag("--cache-dir", required=True, metavar="DIR", help="folder of the server's --cache-dir; no server may use it meanwhile"),
-    flag("--cache-dir-gb", type=float, default=10.0, metavar="X", help="most disk space of the folder, in GB (default: %(default)s)"),
+    flag("--cache-dir-gb", type=float, default=ServerConfig.cache_dir_gb, metavar="X", help="most disk space of the folder, in GB (default: %(default)s)"),
 )  # fmt: skip
 LINT_PROMPTS = (
     flag("log", metavar="LOG", help="requests as JSON lines: bodies of requests, or lines of OpenAI's batch files"),

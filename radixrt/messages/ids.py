@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 TokenIds = NDArray[np.int32]
 
 PackedIds = bytes
+ID_BYTES = 4
 
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> PackedIds:
@@ -26,4 +27,4 @@ def unpack_ids(packed: PackedIds) -> TokenIds:
 
 def num_ids(packed: PackedIds) -> int:
     """Number of packed ids."""
-    return len(packed) // 4
+    return len(packed) // ID_BYTES

@@ -16,6 +16,7 @@ import numpy as np
 from radixrt.base.channels import Channels
 from radixrt.base.child import take_replica_share
 from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import Inbox, Outbox, Poller, close_all
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.link import ReplicaDrains, SupervisorLink
@@ -49,7 +50,7 @@ from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import ExpertTokens, StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
 from radixrt.scheduler.disk.bundle import add_bundle
-from radixrt.scheduler.disk.pages import open_pages
+from radixrt.scheduler.disk.pages import DiskPages, open_pages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventPublisher, start_publisher
 from radixrt.scheduler.radix.pool_record import open_record
@@ -172,9 +173,8 @@ class SchedulerProcess:
         info = self._wait_for_worker()
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
-        disk = open_pages(config, info, channels.replica or 0)
-        if disk is not None and config.cache_bundle is not None:
-            add_bundle(Path(config.cache_bundle).expanduser(), disk, info.kv_parts)
+        disk = open_disk(config, info, channels)
+        self._disk_is_missing = config.cache_dir is not None and disk is None
         self.scheduler = Scheduler(
             SchedulerLimits.from_config(config, info),
             disk=disk,
@@ -345,6 +345,7 @@ class SchedulerProcess:
             self.scheduler.stats(malformed),
             queued_prefill_s=queued_s,
             request_log_dropped=self._log.dropped,
+            **({"disk_stopped": 1} if self._disk_is_missing else {}),
             **expert_load(self._expert_tokens),
         )
         return stats if self._kv_events is None else self._kv_events.add_stats(stats)
@@ -364,6 +365,26 @@ class SchedulerProcess:
             self._send_tokens(TokenBatch(outputs=outputs))
         if refused := self.scheduler.refuse_overdue():
             self._refuse(refused)
+
+
+def open_disk(config: ServerConfig, info: EngineInfo, channels: Channels) -> DiskPages | None:
+    """The pages on disk, at the first start with those of a bundle. A later start, after the death
+    of a worker or scheduler, goes on without them where they cannot be opened: the server lives.
+
+    Raises:
+        ConfigError: at the first start, they or the bundle cannot be opened.
+    """
+    is_first = channels.start == 0
+    try:
+        disk = open_pages(config, info, channels.replica or 0)
+        if is_first and disk is not None and config.cache_bundle is not None:
+            add_bundle(Path(config.cache_bundle).expanduser(), disk, info.kv_parts)
+    except ConfigError as error:
+        if is_first:
+            raise
+        log.error("--cache-dir is not used until the engine starts again: %s", error)
+        return None
+    return disk
 
 
 def expert_load(tokens: ExpertTokens) -> dict[str, dict[str, float]]:

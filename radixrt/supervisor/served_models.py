@@ -16,7 +16,9 @@ from radixrt.models.memory_need import engine_bytes, loads_into_memory
 
 log = logging.getLogger(__name__)
 
-OF_ONE = ("kv_events", "kv_events_replay", "request_log", "join", "replica_listen")
+OF_ONE = (
+    "cache_bundle", "kv_events", "kv_events_replay", "request_log", "join", "replica_listen",
+)  # fmt: skip
 """Settings that only one model of a server can have: addresses, files and links."""
 
 

@@ -6,20 +6,24 @@ inode, times and size, so each file is read once for it.
 """
 
 import hashlib
+import importlib.metadata
 import logging
 import os
+import platform
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import torch
+from torch import nn
 
 import radixrt
 import radixrt_kernels
 from radixrt.attention.backend import AttentionSetup
 from radixrt.base.config import ServerConfig
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
+from radixrt.layers.matrix import Weights
 from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.models.checkpoint import weight_files
 from radixrt.models.decoder import CausalLM
@@ -32,6 +36,18 @@ _MAX_FILES = 1024
 _PIECE_BYTES = 1 << 22
 _CODE = ("attention", "layers", "models", "worker")
 """Folders of radixrt whose code computes."""
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY", "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+)  # fmt: skip
+"""Environment variables with which the libraries behind torch choose their code."""
+_CPU_FACTS = (
+    "vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU architecture", "CPU variant", "CPU part",
+)  # fmt: skip
+"""Of Linux, in /proc/cpuinfo."""
+_NATIVE = ("radixrt.layers.kernels.native", "radixrt.layers.quantization.blocks")
+"""Modules whose matrices the native kernels multiply."""
+_VISION = "radixrt.models.vision."
 _ROTARY_ROWS = 1024
 """Rows of a rotary table that show how it is computed."""
 
@@ -96,6 +112,7 @@ def kv_parts(
         machine: the parts that are the same for all models, see :func:`machine_parts`.
     """
     return machine | {
+        "cpu": machine_cpu() if _torch_multiplies(model, backend_name) else "",
         "weights": weights,
         "config": _digest_of((Path(config.model_path) / "config.json").read_bytes()),
         "model": type(model).__name__,
@@ -135,8 +152,40 @@ def machine_parts() -> dict[str, str]:
         "kernels": "" if native is None else file_digest(Path(str(native.__file__))),
         "code": _code_digest(),
         "version": radixrt.__version__,
-        "torch": f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}",
-    }
+        "torch": f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {_digest_of(torch.__config__.show().encode())}",
+        "transformers": importlib.metadata.version("transformers"),
+        "environment": " ".join(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ),
+    }  # fmt: skip
+
+
+def machine_cpu() -> str:
+    """The CPU: the libraries behind torch choose their code by it."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    facts = dict(line.replace("\t", "").split(":", 1) for line in first.splitlines() if ":" in line)
+    named = " ".join(facts[name].strip() for name in _CPU_FACTS if name in facts)
+    flags = " ".join(sorted(facts.get("flags", facts.get("Features", "")).split()))
+    return f"{platform.machine()} {named} {_digest_of(flags.encode())}"
+
+
+def _torch_multiplies(model: CausalLM, backend_name: str) -> bool:
+    """Whether products of a model are computed by torch, beside the native kernels or without
+    them."""
+    if radixrt_kernels.native is None or backend_name != "cpu":
+        return True
+    return any(
+        type(one).__module__.startswith(_VISION)
+        or isinstance(one, nn.Linear)
+        or (isinstance(one, Weights) and type(one).__module__ not in _NATIVE and not _is_empty(one))
+        for one in model.modules()
+    )
+
+
+def _is_empty(weights: Weights) -> bool:
+    """Whether they have been taken apart since they were loaded."""
+    return not any(one.numel() for one in (*weights.parameters(), *weights.buffers()))
 
 
 def file_digest(file: Path, hash_file: Callable[[Path], str] | None = None) -> str:

@@ -4,18 +4,31 @@ import errno
 import hashlib
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+import radixrt_kernels
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError
-from radixrt.kv.store.directory import CacheDirectory
-from radixrt.scheduler.disk.bundle import MAGIC, Head, import_bundle, read_bundle
-from radixrt.worker.fingerprint import machine_parts
+from radixrt.kv.store.directory import (
+    FINGERPRINT_CHARS,
+    CacheDirectory,
+    fingerprint_of,
+    replica_folders,
+)
+from radixrt.kv.store.journal import PagesSaved, framed
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.moves import page_checksum
+from radixrt.scheduler.disk.bundle import MAGIC, ROOT, Head, import_bundle, read_bundle, read_index
+from radixrt.worker.fingerprint import machine_cpu, machine_parts
 from tests.command_line import run_here
+from tests.servers import Server, serving
 
 DOCUMENTS = [
     "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. " * 2,
@@ -71,6 +84,8 @@ def test_a_program_names_a_bundle_and_has_its_kv(bundle: Path, tmp_path: Path) -
         assert answer.disk_tokens == 16 * ((answer.prompt_tokens - 1) // 16)
     with pytest.raises(ConfigError, match="made with another quantization"):
         LLM(cache_dir=cache, cache_bundle=str(bundle), quantization="int8")
+    with pytest.raises(ConfigError, match="made with another head"):
+        LLM(cache_dir=cache, cache_bundle=str(bundle), speculation="off")
     with pytest.raises(ConfigError, match="give --cache-dir"):
         LLM(cache_bundle=str(bundle))
 
@@ -106,6 +121,163 @@ def test_damaged_bundles_are_refused(bundle: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             import_bundle(copy, tmp_path / "cache", 1.0, {})
     assert not (tmp_path / "cache").exists()
+
+
+def sealed(head: Head, records: bytes, body: bytes) -> bytes:
+    """A bundle of these parts."""
+    encoded = msgspec.msgpack.encode(head)
+    content = MAGIC
+    for part in (encoded, records):
+        content += len(part).to_bytes(8, "little") + part
+    content += body
+    return content + hashlib.sha256(content).digest()
+
+
+SAVED = PagesSaved(ROOT, 0, bytes(64), pack_ids([0]), page_checksum(hashlib.sha256(ROOT + bytes(64)).digest(), bytes(999)))  # fmt: skip
+
+
+def small_bundle(path: Path, bundle: Path, *records: PagesSaved, **fields: Any) -> Path:
+    """A bundle of the same model with one page of zeros, 999 bytes long."""
+    head, _, file = read_bundle(bundle)
+    file.close()
+    header = replace(head.header, slot_bytes=999, **fields.pop("header", {}))
+    head = replace(head, num_pages=1, header=header, **fields)
+    path.write_bytes(sealed(head, b"".join(map(framed, records or (SAVED,))), bytes(999)))
+    return path
+
+
+def test_pages_of_another_form_leave_those_of_a_directory(bundle: Path, tmp_path: Path) -> None:
+    cache, here = tmp_path / "cache", machine_parts()
+    import_bundle(bundle, cache, 1.0, here)
+    other = small_bundle(tmp_path / "other.rdx", bundle)
+    (folder,) = replica_folders(cache)
+    kept = (folder / "journal").read_bytes()
+    with pytest.raises(ConfigError, match="16 tokens and 999 bytes, but those of this model"):
+        import_bundle(other, cache, 1.0, here)
+    with pytest.raises(ConfigError, match="16 tokens and 999 bytes, but those of this model"):
+        LLM(cache_dir=str(cache), cache_bundle=str(other))
+    assert (folder / "journal").read_bytes() == kept
+    assert import_bundle(bundle, cache, 1.0, here) == 0
+    assert import_bundle(other, tmp_path / "new", 1.0, here) == 1
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"slots": b"abc"},
+        {"depth": -5},
+        {"before": b""},
+        {"tokens": b""},
+        {"slots": b""},
+        {"checksums": b""},
+    ],
+    ids=str,
+)
+def test_forged_records_are_refused(bundle: Path, tmp_path: Path, lie: dict[str, Any]) -> None:
+    forged = small_bundle(tmp_path / "forged.rdx", bundle, replace(SAVED, **lie))
+    with pytest.raises(ConfigError, match="its records name 0 pages of 1"):
+        read_bundle(forged)
+
+
+def test_forged_heads_are_refused(bundle: Path, tmp_path: Path) -> None:
+    lies: list[dict[str, Any]] = [
+        {"parts": {}},
+        {"header": {"num_ranks": 2}},
+        {"header": {"fingerprint": "0" * 64}},
+    ]
+    for lie in lies:
+        with pytest.raises(ConfigError, match="contradict one another"):
+            read_bundle(small_bundle(tmp_path / "forged.rdx", bundle, **lie))
+
+
+def test_titles_of_others_do_not_control_the_terminal(bundle: Path, tmp_path: Path) -> None:
+    named = small_bundle(tmp_path / "named.rdx", bundle, titles=["\x1b[31mred\x07", "rot-weiß"])
+    said = radixrt("cache", "info", named)
+    assert r"\x1b[31mred\x07" in said and "rot-weiß" in said and "\x1b" not in said
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other(bundle: Path, tmp_path: Path) -> None:
+    import_bundle(bundle, tmp_path, 1.0, machine_parts())
+    (whole,) = replica_folders(tmp_path)
+    for name, content in (("torn", b'{"model": "Ll'), ("other", b"{}"), ("zzz", None)):
+        CacheDirectory.own(tmp_path, {"weights": name}).close()
+        (folder,) = [
+            one
+            for one in replica_folders(tmp_path)
+            if one.parent.name == fingerprint_of({"weights": name})[:FINGERPRINT_CHARS]
+        ]
+        (folder.parent / "model.json").unlink()
+        if content is not None:
+            (folder.parent / "model.json").write_bytes(content)
+    said = radixrt("cache", "info", tmp_path)
+    assert said.count("cannot be read") == 3 and f"{whole}: model" in said
+
+
+def test_a_small_quota_is_said(bundle: Path, tmp_path: Path) -> None:
+    total = read_bundle(bundle)[0].num_pages
+    head, _, file = read_bundle(bundle)
+    file.close()
+    room = total // 3
+    quota_gb = (room + 0.5) * head.header.slot_bytes / 1e9
+    with pytest.raises(ConfigError, match=f"room for {room} pages of {total}: raise --cache-dir"):
+        import_bundle(bundle, tmp_path, quota_gb, machine_parts())
+    (folder,) = replica_folders(tmp_path)
+    assert len(read_index(folder)[1]) == room
+
+
+def test_bundles_go_to_another_cpu_if_torch_multiplied_nothing(bundle: Path, tmp_path: Path) -> None:  # fmt: skip
+    elsewhere = machine_parts() | {"cpu": "another"}
+    parts = read_bundle(bundle)[0].parts
+    if radixrt_kernels.available():
+        assert parts["cpu"] == "" and import_bundle(bundle, tmp_path / "cache", 1.0, elsewhere) > 0
+    parts |= {"cpu": machine_cpu()}
+    header = {"fingerprint": fingerprint_of(parts)}
+    by_torch = small_bundle(tmp_path / "torch.rdx", bundle, parts=parts, header=header)
+    with pytest.raises(ConfigError, match="made with another cpu"):
+        import_bundle(by_torch, tmp_path / "cache", 1.0, elsewhere)
+    here = machine_parts() | {"cpu": machine_cpu()}
+    assert import_bundle(by_torch, tmp_path / "cache", 1.0, here) == 1
+
+
+def test_a_server_outlives_its_worker_without_bundle_and_without_directory(
+    bundle: Path, tmp_path: Path
+) -> None:
+    copy, cache = tmp_path / "copy.rdx", tmp_path / "cache"
+    copy.write_bytes(bundle.read_bytes())
+
+    def ask(server: Server) -> dict[str, Any]:
+        body = {"text": DOCUMENTS[0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 4}}
+        response = httpx.post(f"{server.url}/generate", json=body, timeout=120)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def kill_worker(server: Server) -> None:
+        (worker,) = [one for one in server.family() if "radixrt.worker" in " ".join(one.cmdline())]
+        worker.kill()
+
+    def stats(server: Server) -> dict[str, Any]:
+        return httpx.get(f"{server.url}/v1/cache/stats", timeout=30).json()
+
+    flags = ("--cache-dir", str(cache), "--cache-bundle", str(copy), "--speculation", "auto")
+    with serving("demo", *flags) as server:
+        first = ask(server)
+        assert first["meta_info"]["disk_tokens"] > 0
+        copy.unlink()
+        kill_worker(server)
+        again = ask(server)
+        assert again["output_ids"] == first["output_ids"] and stats(server)["disk_stopped"] == 0
+        (folder,) = replica_folders(cache)
+        parts = msgspec.json.decode((folder.parent / "model.json").read_bytes())
+        with ThreadPoolExecutor() as pool:  # like a server that is started again and again
+            other = pool.submit(CacheDirectory.own, cache, parts, patience_s=120.0)
+            kill_worker(server)
+            owned = other.result()
+        third = ask(server)
+        owned.close()
+        assert third["output_ids"] == first["output_ids"]
+        seen = stats(server)
+        assert seen["disk_stopped"] == 1 and seen["disk_pages"] == 0
+        assert sum("--cache-dir is not used until" in line for line in server.log) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import radixrt_kernels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.kv.store.directory import fingerprint_of
 from radixrt.messages.sequences import PositionLogprobs
 from radixrt.models.eagle3 import Eagle3Head
-from radixrt.worker.fingerprint import file_digest, stats_of_files
+from radixrt.worker.fingerprint import file_digest, machine_cpu, machine_parts, stats_of_files
 from tests.checkpoints import make_checkpoint
 from tests.checkpoints.draft_heads import make_head, watch_drafts
 from tests.engine.in_process import InProcessEngine
@@ -175,6 +177,39 @@ def test_other_settings_find_nothing(model: Path, kept: Path, settings: dict[str
     engine = engine_on(model, kept, **settings)
     assert engine.generate(PROMPTS[:1], SAMPLING) and engine.cached == [0]
     close(engine)
+
+
+@pytest.mark.skipif(not radixrt_kernels.available(), reason="PyTorch computes everything")
+def test_the_cpu_counts_where_torch_multiplies(
+    model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cpu(**settings: object) -> str:
+        engine = engine_on(model, kept, **settings)
+        close(engine)
+        return engine.info.kv_parts["cpu"]
+
+    assert cpu() == "" == cpu(quantization="int8")
+    assert cpu(quantization="fp8") == machine_cpu() != ""
+    assert cpu(attention_backend="torch_reference") == machine_cpu()
+    monkeypatch.setattr(radixrt_kernels, "native", None)
+    assert cpu() == machine_cpu()
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"])  # fmt: skip
+def test_what_libraries_read_from_the_environment_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.delenv(name, raising=False)
+    before = fingerprint_of(machine_parts())
+    assert fingerprint_of(machine_parts()) == before
+    monkeypatch.setenv(name, "AVX2")
+    assert fingerprint_of(machine_parts()) != before
+
+
+def test_versions_and_builds_of_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine_parts()
+    monkeypatch.setattr("torch.__config__.show", lambda: "another build")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"another {name}")
+    changed = {name for name, part in machine_parts().items() if part != before[name]}
+    assert changed == {"torch", "transformers"}
 
 
 def changed_weights(model: Path, folder: Path) -> Path:

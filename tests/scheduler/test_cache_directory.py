@@ -5,10 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from radixrt.base.errors import ConfigError
 from radixrt.kv.store import directory
 from radixrt.kv.store.directory import CacheDirectory, replica_folders
+from radixrt.kv.store.journal import Header, PagesDropped, PagesSaved, Record, framed, read_records
+from radixrt.messages.ids import pack_ids
 
 
 def own(folder: Path, model: str, replica: int = 0) -> CacheDirectory:
@@ -58,8 +61,29 @@ def test_a_link_in_any_place_is_refused(tmp_path: Path, place: str) -> None:
     link = tmp_path / "cache" / place.format(model=first.path.parent.name)
     link.rename(tmp_path / "elsewhere")
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+    is_top = place == "."
+    said = "name the folder itself" if is_top else r"levels of symbolic links|Not a directory"
+    with pytest.raises(OSError, match=said):
         own(tmp_path / "cache", "mine")
+
+
+SAVED = PagesSaved(bytes(32), 0, bytes(64), pack_ids([0]), bytes(16))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        replace(SAVED, slots=b"abc"),
+        replace(SAVED, depth=-1),
+        replace(SAVED, before=b"short"),
+        PagesDropped(b"abc"),
+        Header("", page_size=0, slot_bytes=64),
+    ],
+    ids=str,
+)
+def test_a_forged_record_ends_a_journal(forged: Header | Record) -> None:
+    records, end = read_records(b"".join(map(framed, (SAVED, forged, SAVED))))
+    assert records == [SAVED] and end == len(framed(SAVED))
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

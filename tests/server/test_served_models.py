@@ -1,6 +1,7 @@
 """The models of one server: where they come from, their names, and their parts of the memory."""
 
 import argparse
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,8 @@ def test_what_does_not_fit_or_cannot_be_told_apart_is_refused(folder: Path) -> N
     small = ServerConfig(model_path=one.model_path, model_memory_mb=100)
     with pytest.raises(ConfigError, match=r"llama needs .* GB of memory.*raise --model-memory-mb"):
         served_models([small, other], None, prepare)
-    logging = ServerConfig(model_path=one.model_path, request_log="log")
-    with pytest.raises(ConfigError, match="--request-log is for a server of one model"):
-        served_models([logging, other], None, prepare)
+    logging = dataclasses.replace(one, request_log="log")
+    bundled = dataclasses.replace(one, cache_dir="kv", cache_bundle="file")
+    for own, flag in ((logging, "--request-log"), (bundled, "--cache-bundle")):
+        with pytest.raises(ConfigError, match=f"{flag} is for a server of one model"):
+            served_models([own, other], None, prepare)

@@ -16,6 +16,7 @@ from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.scheduler.disk.bundle import (  # fmt: skip
     Head,
     import_bundle,
+    printable,
     read_bundle,
     read_index,
     write_bundle,
@@ -32,22 +33,31 @@ def info(arguments: argparse.Namespace) -> int:
     if path.is_file():
         head, _, file = read_bundle(path)
         file.close()
-        print(_described(head.parts), *head.titles, sep="\n  ")
+        print(_described(head.parts), *map(printable, head.titles), sep="\n  ")
         print(f"  {head.num_pages * head.header.page_size} tokens")
         return 0
     if not path.is_dir():
         raise ConfigError(f"{path}: there is no such directory or bundle.")
     for folder in replica_folders(path):
-        parts = msgspec.json.decode((folder.parent / "model.json").read_bytes(), type=dict[str, str])  # fmt: skip
-        header, index = read_index(folder)
+        try:
+            parts = _parts(folder)
+            header, index = read_index(folder)
+        except (OSError, msgspec.MsgspecError, ConfigError) as error:
+            print(f"{folder}: cannot be read: {error}")
+            continue
         print(f"{folder}: {_described(parts)}")
         print(f"  {len(index) * header.page_size} tokens, {used_bytes(folder) / 1e9:.3f} GB")
     return 0
 
 
+def _parts(folder: Path) -> dict[str, str]:
+    """The parts of the fingerprint of a replica's folder."""
+    return msgspec.json.decode((folder.parent / "model.json").read_bytes(), type=dict[str, str])
+
+
 def _described(parts: dict[str, str]) -> str:
     known = (f"{name} {parts[name]}" for name in SHOWN if parts.get(name))
-    return f"{', '.join(known)}; weights {parts.get('weights', '')[:16]}"
+    return printable(f"{', '.join(known)}; weights {parts.get('weights', '')[:16]}")
 
 
 def export(arguments: argparse.Namespace, config: ServerConfig) -> int:
@@ -90,7 +100,7 @@ def _compute(files: list[Path], config: ServerConfig, cache: Path) -> dict[str, 
                 raise ConfigError(f"There is no room for the KV in {cache.parent}; set TMPDIR.")
             time.sleep(_SPOOL_S)
     (folder,) = replica_folders(cache)
-    return msgspec.json.decode((folder.parent / "model.json").read_bytes(), type=dict[str, str])
+    return _parts(folder)
 
 
 def _prompt(file: Path) -> Any:
@@ -104,9 +114,10 @@ def _prompt(file: Path) -> Any:
 
 def import_(arguments: argparse.Namespace) -> int:
     """Add a bundle to a cache directory."""
-    from radixrt.worker.fingerprint import machine_parts
+    from radixrt.worker.fingerprint import machine_cpu, machine_parts
 
     path, directory = Path(arguments.bundle), Path(arguments.cache_dir).expanduser()
-    added = import_bundle(path, directory, arguments.cache_dir_gb, machine_parts())
+    here = machine_parts() | {"cpu": machine_cpu()}
+    added = import_bundle(path, directory, arguments.cache_dir_gb, here)
     print(f"{added} pages of KV added to {directory}")
     return 0

@@ -240,6 +240,8 @@ def _enter(path: Path, parent_fd: int | None) -> int:
         if parent_fd is None:
             path.parent.mkdir(parents=True, exist_ok=True)
         os.mkdir(path, 0o700, dir_fd=parent_fd)
+    if parent_fd is None and path.is_symlink():
+        raise OSError(errno.ELOOP, "symbolic links are not followed; name the folder itself")
     fd = os.open(path, _FOLDER | os.O_CLOEXEC, dir_fd=parent_fd)
     found = os.fstat(fd)
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:

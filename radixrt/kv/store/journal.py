@@ -23,7 +23,8 @@ import msgspec
 
 from radixrt.base.liveness.supervision import start_thread
 from radixrt.kv.store.directory import open_private
-from radixrt.messages.ids import PackedIds
+from radixrt.messages.ids import ID_BYTES, PackedIds
+from radixrt.messages.moves import DIGEST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +88,25 @@ def read_records(content: bytes) -> tuple[list[Header | Record], int]:
         if length > MAX_RECORD_BYTES or len(part) < length or zlib.crc32(part) != crc:
             break
         try:
-            records.append(_decoder.decode(part))
+            record = _decoder.decode(part)
         except (msgspec.DecodeError, ValueError):
             break
+        if not _is_sound(record):
+            break
+        records.append(record)
         at = start + length
     return records, at
+
+
+def _is_sound(record: Header | Record) -> bool:
+    """Whether a record can be followed: one whose CRC is right may still be forged."""
+    if isinstance(record, Header):
+        return min(record.page_size, record.slot_bytes, record.num_ranks) >= 1
+    if len(record.slots) % ID_BYTES:
+        return False
+    return isinstance(record, PagesDropped) or (
+        record.depth >= 0 and len(record.before) == DIGEST_BYTES
+    )
 
 
 class Journal:

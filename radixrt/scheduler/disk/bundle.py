@@ -3,10 +3,12 @@ same kernels.
 
 A bundle is a head, the records of a journal, the bytes of the pages in the order of the records, and
 the SHA-256 of all that. Digests in it begin at a root of its own, because the roots of a directory
-depend on its secret.
+depend on its secret. Nothing shows that its KV is that of its tokens: whoever makes it is trusted, as
+those who make weights are.
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,18 +18,22 @@ import msgspec
 
 from radixrt.base.errors import ConfigError
 from radixrt.kv.store.directory import CacheDirectory, fingerprint_of, open_private
-from radixrt.kv.store.journal import Header, PagesSaved, framed, read_records
+from radixrt.kv.store.journal import FORM, Header, PagesSaved, framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import DIGEST_BYTES, PagesWritten, page_checksum
 from radixrt.scheduler.disk.index import DiskIndex, PageName, page_names, saved_records
 from radixrt.scheduler.disk.pages import DiskPages
 
+log = logging.getLogger(__name__)
+
 MAGIC = b"radixrt bundle 1\n"
 ROOT = bytes(DIGEST_BYTES)
 """Digest of the empty prefix."""
 _LENGTH_BYTES = 8
 MAX_HEAD_BYTES = 1 << 30
+_CPU = "cpu"
+"""Empty in the parts of a bundle whose KV the native kernels alone have computed."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +45,14 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     titles: list[str]
     """The names of the prefixes' files."""
     num_pages: int
+
+
+class Added(NamedTuple):
+    """What a directory has of a bundle's pages."""
+
+    new: int
+    there: int
+    """Those that were there before among them."""
 
 
 class Page(NamedTuple):
@@ -141,8 +155,11 @@ def read_bundle(path: Path) -> tuple[Head, list[Page], BinaryIO]:
         head = msgspec.msgpack.decode(_part(file), type=Head)
         records, _ = read_records(_part(file))
         page_size, slot_bytes = head.header.page_size, head.header.slot_bytes
-        if min(page_size, slot_bytes) < 1 or head.num_pages * slot_bytes != size - file.tell():
+        lengths = page_size, slot_bytes, head.num_pages
+        if min(lengths) < 1 or head.num_pages * slot_bytes != size - file.tell():
             raise OSError("its pages are not as long as its head says")
+        if head.header != Header(fingerprint_of(head.parts), page_size, slot_bytes):
+            raise OSError("the parts of its head contradict one another")
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     index = DiskIndex(head.num_pages, 4 * head.header.page_size)
@@ -153,6 +170,8 @@ def read_bundle(path: Path) -> tuple[Head, list[Page], BinaryIO]:
         numbered.append(msgspec.structs.replace(record, slots=pack_ids(range(start, start + count))))  # fmt: skip
         start += count
     index.replay(numbered)
+    if len(index) != head.num_pages:
+        raise ConfigError(f"{path} cannot be read: its records name {len(index)} pages of {head.num_pages}.")  # fmt: skip
     return head, [Page(*page) for page in index.pages()], file
 
 
@@ -179,26 +198,42 @@ def import_bundle(path: Path, directory: Path, quota_gb: float, here: dict[str, 
         here: the parts of a fingerprint that are this machine's.
 
     Raises:
-        ConfigError: the bundle is damaged or was made on another kind of machine, or a server uses
-            the directory.
+        ConfigError: the bundle is damaged, was made on another kind of machine or has pages of
+            another form, a server uses the directory, or there is no room for all of it.
     """
     head, pages, file = read_bundle(path)
+    if not head.parts.get(_CPU):
+        here = {name: value for name, value in here.items() if name != _CPU}
     _check_parts(path, head, here)
-    owned = CacheDirectory.own(directory, head.parts)
     header = head.header
+    try:
+        owned = CacheDirectory.own(directory, head.parts)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--cache-dir {directory} cannot be used: {reason}.") from error
+    try:
+        there = _header_in(owned.path)
+        if there is not None and (there.fingerprint, there.form) == (header.fingerprint, FORM):
+            _check_form(path, header, there)  # else the journal is begun anew
+    except ConfigError:
+        owned.close()
+        raise
     disk = DiskPages(
         owned,
-        fingerprint_of(head.parts),
+        header.fingerprint,
         num_pages=0,
         page_size=header.page_size,
         slot_bytes=header.slot_bytes,
         quota_bytes=int(quota_gb * 1e9),
     )
-    added = _add(head, pages, file, disk)
-    disk.close()
-    if disk.error:
-        raise ConfigError(f"{directory} has room for {added} pages of {len(pages)}: {disk.error}.")
-    return added
+    try:
+        added = _add(head, pages, file, disk)
+    finally:
+        disk.close()
+    if added.there < len(pages):
+        reason = disk.error or "raise --cache-dir-gb"
+        raise ConfigError(f"{directory} has room for {added.there} pages of {len(pages)}: {reason}.")  # fmt: skip
+    return added.new
 
 
 def add_bundle(path: Path, disk: DiskPages, parts: dict[str, str]) -> int:
@@ -209,30 +244,54 @@ def add_bundle(path: Path, disk: DiskPages, parts: dict[str, str]) -> int:
         parts: of the engine's fingerprint.
 
     Raises:
-        ConfigError: the bundle is damaged or belongs to another model or machine.
+        ConfigError: the bundle is damaged, belongs to another model or machine, or has pages of
+            another form.
     """
     head, pages, file = read_bundle(path)
-    _check_parts(path, head, parts)
-    return _add(head, pages, file, disk)
+    _check_parts(path, head, dict.fromkeys(head.parts, "") | parts)
+    _check_form(path, head.header, disk.header)
+    added = _add(head, pages, file, disk)
+    if added.there < len(pages):
+        log.warning("--cache-dir has room for %d pages of %d of %s: raise --cache-dir-gb.", added.there, len(pages), path)  # fmt: skip
+    return added.new
 
 
 def _check_parts(path: Path, head: Head, here: dict[str, str]) -> None:
     for name, value in here.items():
         if head.parts.get(name) != value:
             raise ConfigError(
-                f"{path} was made with another {name} ({head.parts.get(name, 'unknown')[:40]}) than there is here ({value[:40]}): "
+                f"{path} was made with another {name} ({printable(head.parts.get(name, 'unknown'))[:40]}) than there is here ({value[:40]}): "
                 "its KV would have other bits. Export it with this model on a machine like this one."
             )
 
 
-def _add(head: Head, pages: list[Page], file: BinaryIO, disk: DiskPages) -> int:
+def _check_form(path: Path, header: Header, there: Header) -> None:
+    """Raises ConfigError if the pages of a directory have another form than those of a bundle."""
+    if (header.page_size, header.slot_bytes) != (there.page_size, there.slot_bytes):
+        raise ConfigError(
+            f"{path} has pages of {header.page_size} tokens and {header.slot_bytes} bytes, but those of this model "
+            f"in --cache-dir have {there.page_size} and {there.slot_bytes}: export it again."
+        )
+
+
+def _header_in(folder: Path) -> Header | None:
+    """The header of the journal in a replica's folder; None: there is none."""
+    try:
+        return read_index(folder)[0]
+    except (FileNotFoundError, ConfigError):
+        return None
+
+
+def _add(head: Head, pages: list[Page], file: BinaryIO, disk: DiskPages) -> Added:
     header, directory = head.header, disk.directory
-    first, added = file.tell(), 0
+    first = file.tell()
     out = open_private("pages", directory.fd)
     root = directory.root_digest(BASE_ROOT.packed())
     named = {page.slot: page.name for page in pages}
     with file:
-        for moved in rebased(pages, ROOT, root):
+        new_pages = rebased(pages, ROOT, root)
+        before = _num_there(new_pages, disk)
+        for moved in new_pages:
             page = renamed(moved, named[moved.slot], file, header, first)
             file.seek(first + page.slot * header.slot_bytes)
             content = file.read(header.slot_bytes)
@@ -245,9 +304,13 @@ def _add(head: Head, pages: list[Page], file: BinaryIO, disk: DiskPages) -> int:
                 disk.written(PagesWritten(slots=b"", checksums=b"", failed=pack_ids([slot]), error=reason))  # fmt: skip
                 break
             disk.written(PagesWritten(slots=pack_ids([slot]), checksums=page.checksum))
-            added += 1
     os.close(out)
-    return added
+    there = _num_there(new_pages, disk)
+    return Added(max(0, there - before), there)
+
+
+def _num_there(pages: list[Page], disk: DiskPages) -> int:
+    return sum(page.name.digest in disk.index for page in pages)
 
 
 def read_index(directory: Path) -> tuple[Header, DiskIndex]:
@@ -262,3 +325,12 @@ def read_index(directory: Path) -> tuple[Header, DiskIndex]:
     index = DiskIndex(1 << 30, 4 * records[0].page_size, records[0].num_ranks)
     index.replay(one for one in records if not isinstance(one, Header))
     return records[0], index
+
+
+def printable(text: str) -> str:
+    r"""A text of a bundle or directory of others, whose control characters are escaped.
+
+    >>> printable("a\x1b[31m")
+    'a\\x1b[31m'
+    """
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

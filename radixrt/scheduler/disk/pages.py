@@ -122,8 +122,8 @@ class DiskPages:
         )
         self.index = DiskIndex(0, 4 * page_size, num_ranks)
         self._measure()
-        header = Header(fingerprint, page_size, slot_bytes, num_ranks=num_ranks)
-        self._journal = Journal(directory.fd, header)
+        self.header = Header(fingerprint, page_size, slot_bytes, num_ranks=num_ranks)
+        self._journal = Journal(directory.fd, self.header)
         self.index.replay(self._journal.records)
         self._journal.records = []
         self._measure()
