@@ -19,6 +19,7 @@ from radixrt.base.errors import RequestError
 from radixrt.tokenizer.images import decoder as decoder_module
 from radixrt.tokenizer.images.decoder import (
     BYTES_OF_A_PIXEL,
+    CPU_SECONDS,
     MEMORY_BYTES,
     NICENESS,
     CpuBudget,
@@ -28,7 +29,7 @@ from radixrt.tokenizer.images.decoder import (
     _Order,
     _Reply,
 )
-from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
+from radixrt.tokenizer.images.decoding import DEFAULT_LIMITS, ImageLimits, decode_image
 from tests.checkpoints.image_checkpoints import picture, png
 from tests.tokenizer.test_images import FILES
 
@@ -47,9 +48,12 @@ def decoder() -> Iterator[ImageDecoder]:
 
 
 def decoded(
-    decoder: ImageDecoder, data: str, *limits: ImageLimits, budget: CpuBudget | None = None
+    decoder: ImageDecoder,
+    data: str,
+    limits: ImageLimits = DEFAULT_LIMITS,
+    budget: CpuBudget | None = None,
 ) -> Image.Image:
-    return decoder.decode(data.encode(errors="surrogatepass"), "Image 1", *limits, budget=budget)
+    return decoder.decode(data.encode(errors="surrogatepass"), "Image 1", limits, budget)
 
 
 def turned(orientation: int) -> str:
@@ -120,6 +124,8 @@ def test_all_images_of_a_request_share_its_time(decoder: ImageDecoder) -> None:
     budget.check("Image 1")
     decoded(decoder, png(picture(5, 2048, 2048)), budget=budget)
     assert 0 < budget.left < 2
+    most, _ = resource.prlimit(decoder.start().pid, resource.RLIMIT_CPU)
+    assert most < CPU_SECONDS, "one image may not take more than is left"
     budget.left = 0.0
     with pytest.raises(RequestError, match=r"Image 9 is not decoded: .* 2 s of CPU") as refused:
         budget.check("Image 9")
