@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.images import DropImage, HurryImage, ImageLoaded, LoadImage
 from radixrt.messages.links import WorkerOrder
@@ -164,32 +166,68 @@ class GrammarRegistry(Registry[LoadGrammar, DropGrammar]):
 
 
 class ImageRegistry(Registry[LoadImage, DropImage]):
-    """The images of prompts; removes the files of large ones when they have been read."""
+    """The images of prompts; removes the files of large ones when they have been read.
+
+    A tokenizer process takes the files that it has sent with it when it dies, before ranks have
+    read them. The next one sends the images of its requests again, so an image whose file is gone
+    is loaded from the file that came last.
+    """
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
         self._files: dict[bytes, Path] = {}
+        self._sent_again: dict[bytes, LoadImage] = {}
+        """The last message of each image that came while ranks were loading it from a file."""
 
     def load(self, message: LoadImage) -> None:
-        if message.file:
-            if message.key in self._entries:
-                Path(message.file).unlink(missing_ok=True)
-            else:
-                self._files[message.key] = Path(message.file)
+        key = message.key
+        entry = self._entries.get(key)
         super().load(message)
+        if entry is None:
+            self._own_file(message)
+        elif not entry.ranks_to_load:
+            _remove_file(message)
+        else:
+            if not message.idle:  # the order may be one for idle times
+                self._orders.append(HurryImage(key))
+            unused: LoadImage | None = message
+            if key in self._files:
+                unused, self._sent_again[key] = self._sent_again.get(key), message
+            _remove_file(unused)
 
     def hurry(self, message: HurryImage) -> None:
         """An answer waits for an image that is wanted for idle times."""
-        entry = self._entries.get(message.key)
+        key = message.key
+        entry = self._entries.get(key)
         if entry is not None and entry.ranks_to_load:
             self._orders.append(message)
+            if key in self._sent_again:
+                self._sent_again[key] = replace(self._sent_again[key], idle="")
 
     def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[Sequence]:
-        waiting = super().loaded(message)
-        entry = self._entries.get(message.key)
-        if (entry is None or not entry.ranks_to_load) and message.key in self._files:
-            self._files.pop(message.key).unlink(missing_ok=True)
-        return waiting
+        key = message.key
+        entry = self._entries[key]
+        if entry.ranks_to_load > 1:
+            return super().loaded(message)
+        if key in self._files:
+            self._files.pop(key).unlink(missing_ok=True)
+        again = self._sent_again.pop(key, None)
+        if again is not None and (entry.error or message.error) and not entry.is_dropped:
+            self._load_again(entry, again)
+            return []
+        _remove_file(again)
+        return super().loaded(message)
+
+    def _load_again(self, entry: _Entry, message: LoadImage) -> None:
+        """Load an image from another file; its sequences go on waiting."""
+        self.num_loaded += 1
+        entry.ranks_to_load, entry.error = self._num_ranks, None
+        self._own_file(message)
+        self._orders += (self._drop_order(message.key), message)
+
+    def _own_file(self, message: LoadImage) -> None:
+        if message.file:
+            self._files[message.key] = Path(message.file)
 
     def _drop_order(self, key: bytes) -> DropImage:
         return DropImage(key)
@@ -205,3 +243,8 @@ class ImageRegistry(Registry[LoadImage, DropImage]):
         if entry.error is not None:
             return SequenceRefused(seq_id, entry.error, 500, grammar_lost=True)
         return None
+
+
+def _remove_file(message: LoadImage | None) -> None:
+    if message is not None and message.file:
+        Path(message.file).unlink(missing_ok=True)

@@ -26,11 +26,22 @@ _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
 _lane_of_thread = threading.local()
 
 
+class NobodyWaits(Exception):
+    """The result of a piece of work is not wanted any more: its client has gone."""
+
+
 def goes_on() -> None:
-    """Say in a piece of work that it has come further: the time that it may take begins anew."""
+    """Say in a piece of work that it has come further: the time that it may take begins anew.
+
+    Raises:
+        NobodyWaits: it need not go on.
+    """
     lane = getattr(_lane_of_thread, "lane", None)
-    if lane is not None and lane.begun is not None:
-        lane.begun = time.monotonic()
+    if lane is None or lane.running is None:
+        return
+    if lane.running.cancelled():
+        raise NobodyWaits
+    lane.begun = time.monotonic()
 
 
 SHORT_CHARS = 20_000
@@ -49,7 +60,8 @@ class FairQueue:
         self, tenant: str, key: str, num_chars: int, work: Callable[[], Result]
     ) -> Result:
         """Run the work when it is the turn of its tenant and, of the tenant's, of its key; return
-        its result. Cancelled before that, it never runs."""
+        its result. Cancelled before that, it never runs; later, it ends where it calls
+        :func:`goes_on`."""
         lane = self._short if num_chars <= SHORT_CHARS else self._long
         return await lane.run(tenant, key, work)
 
@@ -78,6 +90,8 @@ class _Lane:
         self._arrived = asyncio.Event()
         self.begun: float | None = None
         """Time of ``time.monotonic()`` at which the work in the thread began."""
+        self.running: asyncio.Future[Any] | None = None
+        """Takes the result of that work."""
 
     def _begin(self) -> None:
         _lane_of_thread.lane = self
@@ -106,7 +120,7 @@ class _Lane:
             done, work = await self._next()
             if done.cancelled():
                 continue
-            self.begun = time.monotonic()
+            self.begun, self.running = time.monotonic(), done
             try:
                 result = await loop.run_in_executor(self._thread, _without_leftovers, work)
             except Exception as error:
@@ -117,7 +131,7 @@ class _Lane:
                     done.set_result(result)
                 del result
             finally:
-                self.begun = None
+                self.begun = self.running = None
                 del done, work  # they hold the prompt and its tokens until other work comes
             if self._gives_memory_back and not self._waiting:
                 await loop.run_in_executor(self._thread, give_memory_back)

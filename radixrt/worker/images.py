@@ -144,7 +144,11 @@ class ImageFeatures:
                 next(self._begun[key])
             except StopIteration as done:
                 loaded.append(self._finish(key, done.value))
-            except (RuntimeError, ValueError, OSError) as error:
+            except OSError as error:
+                log.warning("The file of an image can't be read: %s.", error)
+                reason = f"The file of an image can't be read ({error.strerror})."
+                loaded.append(self._finish(key, None, reason))
+            except (RuntimeError, ValueError) as error:
                 log.exception("The vision tower failed.")
                 reason = f"The vision tower failed on an image ({error})."
                 loaded.append(self._finish(key, None, reason))
@@ -155,9 +159,7 @@ class ImageFeatures:
     def _pixels(self, message: LoadImage) -> Tensor:
         """[tiles, channels, height, width] float32"""
         if message.file:
-            size = math.prod(message.shape)
-            values = torch.from_file(message.file, size=size, dtype=torch.float32)
-            return values.view(message.shape)
+            return torch.from_numpy(np.memmap(message.file, "<f4", "c", shape=message.shape))
         sent = np.frombuffer(message.pixels, dtype="<f4").reshape(message.shape)
         return torch.from_numpy(sent.copy())
 

@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import threading
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixrt.api.http import json_bounds
 from radixrt.api.http.json_bounds import _BLOCK, LIMIT, MAX_OTHER_VALUES, JsonBounds, count
-from radixrt.api.http.json_size import exact_size, upper_bound
+from radixrt.api.http.json_size import JsonSize, exact_size, upper_bound
 from radixrt.base.errors import RequestError
 
 json_values = st.recursive(
@@ -86,7 +89,31 @@ def test_a_long_list_of_token_ids_passes() -> None:
     check(b'{"prompt": [' + b"123456," * (LIMIT.values - 10) + b"0]}")
 
 
-def test_a_string_that_does_not_end_ends_the_count() -> None:
-    check(b'{"prompt": "' + b"[" * (LIMIT.containers // 2))
+@pytest.mark.parametrize("end", [b"", b"\\", b'\\"', b"\\\\"])
+def test_a_string_that_does_not_end_ends_the_count(end: bytes) -> None:
+    """Its parser refuses the body there, and counts nothing in it either."""
+    many = b"[" * (LIMIT.containers + 1)
+    check(b'{"prompt": "' + many + end)
+    with pytest.raises(ValueError):
+        msgspec.json.decode(b'{"prompt": "' + many + end)
+    assert exact_size(b'[{"a": "[,' + end) == (2, 1, 3)
     with pytest.raises(RequestError):
-        check(b'{"prompt": "' + b"[" * (LIMIT.containers + 1))
+        check(b'{"prompt": ' + many + b'"' + end)
+
+
+def test_quotes_in_a_string_that_does_not_end_are_read_once() -> None:
+    """When each was tried anew, this text would have taken a day."""
+    assert exact_size(b'["' + b'\\"' * (1 << 22)) == (1, 0, 2)
+
+
+def test_a_count_that_takes_too_long_refuses_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the bound that is known: counting again would hold the event loop."""
+    monkeypatch.setattr(json_bounds, "COUNT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(json_bounds, "upper_bound", bound_in_thread)
+    with pytest.raises(RequestError, match="arrays and objects"):
+        check(json.dumps("[" * (LIMIT.containers + 1)).encode())
+
+
+def bound_in_thread(text: bytes, *count: Any) -> JsonSize:
+    assert threading.current_thread() is not threading.main_thread()
+    return upper_bound(text, *count)

@@ -3,6 +3,7 @@ them."""
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from radixrt.base.sampling_params import SamplingParams
@@ -10,7 +11,7 @@ from radixrt.constrained.grammar import Grammar
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.images import DropImage, HurryImage, ImageLoaded, ImageRun, LoadImage
-from radixrt.messages.requests import RequestOptions
+from radixrt.messages.requests import IdleKind, RequestOptions
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest
 from radixrt.scheduler.scheduler import Scheduler
 from tests.scheduler.engine_model import EngineModel, limits
@@ -174,14 +175,91 @@ def test_the_file_of_a_large_image_is_removed_when_every_rank_has_read_it(
     scheduler.loaded(ImageLoaded(key=key))
     images.drop(DropImage(key))
     load(again)
-    assert first.exists() and not again.exists(), "it is still being read, and wanted again"
+    assert first.exists() and again.exists(), "one is still being read"
     load(other, bytes(31) + b"1")
-    scheduler.loaded(ImageLoaded(key=key, error="damaged"))
-    assert not first.exists() and other.exists()
+    scheduler.loaded(ImageLoaded(key=key))
+    assert not first.exists() and not again.exists() and other.exists()
+    load(again)
     images.drop(DropImage(bytes(31) + b"1"))
     for _ in range(2):
         scheduler.loaded(ImageLoaded(key=bytes(31) + b"1"))
     assert not other.exists() and len(images) == 1
+
+
+@pytest.mark.parametrize("failed", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("idle", ["", "expected"])
+def test_an_image_whose_file_went_with_its_tokenizer_process_is_read_from_the_next_one(
+    scheduler: Scheduler, tmp_path: Path, failed: tuple[int, ...], idle: IdleKind
+) -> None:
+    images, key, lost = scheduler.images, bytes(32), "the file is lost"
+    request = SequenceRequest(
+        seq_id=0,
+        token_ids=pack_ids([*range(9)]),
+        images=[ImageRun(key, 0, 4)],
+        options=RequestOptions(sampling=SamplingParams(max_tokens=4)),
+    )
+
+    def load(name: str, idle: IdleKind = "") -> LoadImage:
+        (tmp_path / name).write_bytes(b"pixels")
+        file = str(tmp_path / name)
+        order = LoadImage(key=key, pixels=b"", shape=(0,), file=file, idle=idle)
+        images.load(order)
+        return order
+
+    def answer(rank: int) -> list[SequenceRefused]:
+        return scheduler.loaded(ImageLoaded(key=key, error=lost if rank in failed else None))
+
+    first = load("first")
+    (tmp_path / "first").unlink()
+    images.drop_all()
+    load("second")
+    last = load("last", idle)
+    assert not (tmp_path / "second").exists()
+    assert scheduler.add(request) is None
+    images.hurry(HurryImage(key))
+    assert [one for one in images.take_orders() if isinstance(one, LoadImage)] == [first]
+    for rank in range(2):
+        assert answer(rank) == [] and scheduler.plan() is None
+    assert images.take_orders() == [DropImage(key), msgspec.structs.replace(last, idle="")]
+    failed = ()
+    for rank in range(2):
+        assert (tmp_path / "last").exists()
+        assert answer(rank) == []
+    plan = scheduler.plan()
+    assert plan is not None and len(plan.admit) == 1
+    assert not list(tmp_path.iterdir()) and images.take_orders() == []
+
+
+def test_an_image_is_loaded_from_the_next_file_once_and_not_when_it_is_dropped(
+    scheduler: Scheduler, tmp_path: Path
+) -> None:
+    images, key = scheduler.images, bytes(32)
+    order = LoadImage(key=key, pixels=b"", shape=(0,), file=str(tmp_path / "file"))
+    for is_dropped in (False, True):
+        images.load(order)
+        images.load(order)
+        if is_dropped:
+            images.drop(DropImage(key))
+        for _ in range(4 - 2 * is_dropped):
+            scheduler.loaded(ImageLoaded(key=key, error="damaged"))
+        refused = images.refusal(0, key)
+        assert refused is not None and (refused.message == "damaged") is not is_dropped
+        images.drop(DropImage(key))
+        assert len(images) == 0
+
+
+def test_an_answer_hurries_an_image_that_was_dropped_while_it_was_for_idle_times(
+    scheduler: Scheduler,
+) -> None:
+    images, key = scheduler.images, bytes(32)
+    load = LoadImage(key=key, pixels=b"", shape=(0,), idle="expected")
+    images.load(load)
+    images.drop(DropImage(key))
+    images.load(load)
+    assert images.take_orders() == [load]
+    images.drop(DropImage(key))
+    images.load(msgspec.structs.replace(load, idle=""))
+    assert images.take_orders() == [HurryImage(key)]
 
 
 def test_an_image_is_hurried_while_a_rank_works_on_it(scheduler: Scheduler) -> None:

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from radixrt.tokenizer.fair_queue import FairQueue, goes_on
+from radixrt.tokenizer.fair_queue import FairQueue, NobodyWaits, goes_on
 
 
 class Prompt:
@@ -82,6 +82,38 @@ def test_work_that_goes_on_does_not_count_as_hung() -> None:
 
     before, after = asyncio.run(times())
     assert 0 < after < before
+
+
+def test_work_that_nobody_waits_for_ends_where_it_goes_on() -> None:
+    """As between two images of a request whose client has gone; the lane serves the others."""
+    is_cancelled, ended = threading.Event(), list[str]()
+
+    def work() -> None:
+        goes_on()
+        begun.set()
+        is_cancelled.wait(20)
+        try:
+            goes_on()
+        except NobodyWaits:
+            ended.append("early")
+            raise
+        ended.append("late")
+
+    async def serve() -> None:
+        queue = FairQueue()
+        serving = asyncio.create_task(queue.serve())
+        running = asyncio.create_task(queue.run("a", "first", 1, work))
+        await asyncio.to_thread(begun.wait, 20)
+        running.cancel()
+        await asyncio.wait([running])
+        is_cancelled.set()
+        await asyncio.wait_for(queue.run("a", "next", 1, goes_on), 20)
+        serving.cancel()
+        queue.close()
+
+    begun = threading.Event()
+    asyncio.run(serve())
+    assert ended == ["early"]
 
 
 class Panic(BaseException):

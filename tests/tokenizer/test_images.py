@@ -2,7 +2,9 @@
 
 import base64
 import io
+import itertools
 import struct
+import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -25,9 +27,11 @@ from radixrt.messages.images import (
     VisionInfo,
 )
 from radixrt.tokenizer.explain.records import PromptRecord
+from radixrt.tokenizer.images import places, processor
+from radixrt.tokenizer.images.decoder import CpuBudget
 from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
 from radixrt.tokenizer.images.places import NO_PLACEHOLDER, ImagePlacer
-from radixrt.tokenizer.images.processor import ProcessedImage
+from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
 from radixrt.tokenizer.images.sent_images import SentImages
 from radixrt.tokenizer.images.tensor_file import MAX_SENT_BYTES, put_into_file
 from tests.checkpoints.image_checkpoints import picture, png
@@ -215,6 +219,55 @@ def test_large_tensors_go_to_workers_on_this_machine_in_files(tmp_path: Path) ->
     assert Path(local.file).read_bytes() == values.tobytes()
 
 
+class Preparing:
+    """Stands for transformers' processor: a tile of the image as it is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, image: Image.Image, **_: Any) -> dict[str, Any]:
+        return {"pixel_values": np.asarray(image, dtype=np.float32).transpose(2, 0, 1)}
+
+
+VISION = VisionInfo(
+    family="llava", weights=b"", tokens_per_tile=4, tile_size=28, image_token=7, feature_bytes=8
+)
+
+
+def preparing(files: Path | None = None) -> ImageProcessor:
+    made = ImageProcessor(Path(), VISION, files=files)
+    made._processor = Preparing()
+    return made
+
+
+def test_all_images_of_a_request_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To prepare one takes a second here, and one that is kept none."""
+    monkeypatch.setattr(places, "CpuBudget", lambda: CpuBudget(1.5))
+    monkeypatch.setattr(time, "thread_time", itertools.count().__next__)
+    placer = ImagePlacer(preparing(), "<image>")
+
+    def process(*numbers: int) -> list[ProcessedImage]:
+        parts = [{"type": "image", "data": png(picture(number))} for number in numbers]
+        return placer.process([{"role": "user", "content": parts}], 1000)[1]
+
+    assert len(process(1, 2)) == 2
+    assert len(process(1, 2, 3, 4)) == 4
+    with pytest.raises(RequestError, match=r"Image 4 is not decoded: .* CPU time") as refused:
+        process(5, 1, 6, 7)
+    assert refused.value.status == 400
+
+
+def test_large_images_are_kept_in_files_beside_the_memory_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "KEPT_BYTES", 1 << 20)
+    images = preparing(tmp_path)
+    small, large = png(picture(1)), png(picture(2, 700, 700))
+    found = [images.process(one, "") for one in (small, large)]
+    assert [one.file is not None for one in found] == [False, True]
+    assert [images.process(one, "") for one in (small, large)] == found
+
+
 def test_an_explanation_counts_images_and_not_their_tiles() -> None:
     runs = [ImageRun(b"a", 2, 4), ImageRun(b"a", 7, 4, 4), ImageRun(b"b", 12, 4)]
     record = PromptRecord("id", "", b"", None, images=runs)
@@ -225,11 +278,8 @@ def test_an_explanation_counts_images_and_not_their_tiles() -> None:
 @pytest.mark.parametrize("page_size", [SHORTEST_PAGE - 1, SHORTEST_PAGE])
 def test_images_with_small_pages_are_refused(page_size: int) -> None:
     """31 bits a token tell too few pages of images apart."""
-    vision = VisionInfo(
-        family="llava", weights=b"", tokens_per_tile=4, tile_size=28, image_token=7, feature_bytes=8
-    )
     vocabulary: Any = SimpleNamespace(special_tokens={7: SimpleNamespace(content="<image>")})
-    info = engine_info(vision=vision, page_size=page_size)
+    info = engine_info(vision=VISION, page_size=page_size)
     placer = ImagePlacer.for_engine(info, ServerConfig(), vocabulary)
     assert (placer is None) is (page_size < SHORTEST_PAGE)
     assert f"--page-size {SHORTEST_PAGE} or more" in NO_PLACEHOLDER

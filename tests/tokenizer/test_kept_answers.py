@@ -115,6 +115,17 @@ def test_memory_holds_what_was_used_last() -> None:
         assert len(memory) == len(model)
 
 
+def test_what_is_larger_than_the_memory_drops_nothing_but_its_earlier_value() -> None:
+    memory: TokenMemory[str] = TokenMemory(2 * ENTRY_BYTES + 20)
+    memory.keep(b"a", "small", 10)
+    memory.keep(b"b", "small", 10)
+    memory.keep(b"c", "large", ENTRY_BYTES + 21)
+    assert [memory.find(key) for key in (b"a", b"b", b"c")] == ["small", "small", None]
+    memory.keep(b"b", "large", ENTRY_BYTES + 21)
+    memory.keep(b"c", "small", 10)
+    assert [memory.find(key) for key in (b"a", b"b", b"c")] == ["small", None, "small"]
+
+
 def test_kept_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_answers, "CAPACITY_BYTES", 3 * (ENTRY_BYTES + 4))
     kept = KeptAnswers()

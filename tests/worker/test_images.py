@@ -1,6 +1,7 @@
 """The tower's work between steps, and the life of features."""
 
 import math
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from radixrt.messages.images import DropImage, HurryImage, LoadImage
 from radixrt.messages.requests import IdleKind
+from radixrt.scheduler.loaded_parts import ImageRegistry
 from radixrt.worker.image_positions import ImagePart
 from radixrt.worker.images import BESIDE_STEPS_S, ImageFeatures
 
@@ -117,11 +119,44 @@ def test_images_for_idle_times_wait_for_the_others_and_for_their_rest() -> None:
     assert 4.0 < arriving.seconds_to_rest() <= 5.0
 
 
+def test_an_image_that_waits_survives_the_tokenizer_process_and_its_files(tmp_path: Path) -> None:
+    """One that is begun goes on; the next one is read from the file of the next process."""
+    registry, images = ImageRegistry(num_ranks=1), features()
+
+    def send(process: str) -> None:
+        (tmp_path / process).mkdir()
+        for pixel in (1.0, 2.0):
+            file = tmp_path / process / f"{pixel}"
+            file.write_bytes(load(pixel).pixels)
+            registry.load(msgspec.structs.replace(load(pixel), pixels=b"", file=str(file)))
+        order()
+
+    def order() -> None:
+        for one in registry.take_orders():
+            assert isinstance(one, LoadImage | HurryImage | DropImage)
+            images.order(one)
+
+    send("0")
+    assert images.work(0.0) == []
+    shutil.rmtree(tmp_path / "0")
+    registry.drop_all()
+    send("1")
+    while images.has_work:
+        for loaded in images.work(math.inf):
+            registry.loaded(loaded)
+        order()
+    assert [registry.refusal(0, key_of(pixel)) for pixel in (1.0, 2.0)] == [None, None]
+    rows = images.rows([ImagePart(key_of(pixel), 0, 0, 1) for pixel in (1.0, 2.0)])
+    assert rows.features.tolist() == [[1.0] * 3, [2.0] * 3]
+    assert images.num_computed == 2 and not list((tmp_path / "1").iterdir())
+
+
 def test_pixels_may_be_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "pixels").write_bytes(load(6.0).pixels)
     images, missing = features(), str(tmp_path / "missing")
     images.order(msgspec.structs.replace(load(6.0), pixels=b"", file=str(tmp_path / "pixels")))
     images.order(msgspec.structs.replace(load(7.0), pixels=b"", file=missing))
     found, failed = images.work(math.inf)
-    assert found.error is None and failed.error is not None
+    assert found.error is None
+    assert failed.error == "The file of an image can't be read (No such file or directory)."
     assert images.rows([ImagePart(key_of(6.0), 0, 0, 2)]).features.tolist() == [[6.0] * 3] * 2

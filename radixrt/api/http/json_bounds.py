@@ -68,7 +68,7 @@ class JsonBounds:
         """The size of the text, at most."""
         size = await asyncio.to_thread(upper_bound, text, partial(count, text))
         if size.exceeds(limit):
-            size = await self._exact_size(text)
+            size = await self._exact_size(text, size)
         if size.exceeds(limit):
             raise RequestError(
                 f"{where} holds {size.containers} arrays and objects, {size.members} keys and {size.values} values; at "
@@ -78,9 +78,9 @@ class JsonBounds:
             )
         return size
 
-    async def _exact_size(self, body: bytes) -> JsonSize:
-        """Scanning holds Python's lock, so that a thread would not help; one that takes too long
-        counts as too large."""
+    async def _exact_size(self, body: bytes, bound: JsonSize) -> JsonSize:
+        """Scanning holds Python's lock, so that a thread would not help. One that takes too long
+        gives the bound, which is too large."""
         async with self._free:
             process = await asyncio.create_subprocess_exec(
                 *_COUNT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -89,7 +89,7 @@ class JsonBounds:
                 async with asyncio.timeout(COUNT_TIMEOUT_S):
                     output, _ = await process.communicate(body)
             except TimeoutError:
-                return upper_bound(body)
+                return bound
             finally:
                 if process.returncode is None:
                     process.kill()

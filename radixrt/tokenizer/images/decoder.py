@@ -7,6 +7,8 @@ process yields to those that compute answers.
 """
 
 import contextlib
+import logging
+import math
 import mmap
 import os
 import resource
@@ -15,11 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from radixrt.base.errors import RequestError
 from radixrt.tokenizer.images.decoding import (
@@ -32,8 +36,12 @@ from radixrt.tokenizer.images.decoding import (
 if TYPE_CHECKING:
     from PIL import Image
 
+log = logging.getLogger(__name__)
+
 CPU_SECONDS = 10
 """For one image; the largest that is taken needs about one."""
+REQUEST_CPU_SECONDS = 20.0
+"""For all images of a request, to decode and prepare them: requests behind it wait for so long."""
 LONGEST_WAIT_S = 20.0
 """For one image on a busy machine: less than a text may keep the tokenizer process."""
 NICENESS = 5
@@ -59,16 +67,71 @@ class _Reply(msgspec.Struct, frozen=True):
     height: int = 0
     error: str = ""
     status: int = 400
+    cpu_seconds: float = 0.0
+
+
+class CpuBudget:
+    """CPU time that the images of one request may take from now on."""
+
+    def __init__(self, seconds: float = REQUEST_CPU_SECONDS) -> None:
+        self.seconds = self.left = seconds
+
+    def check(self, where: str) -> None:
+        """
+        Args:
+            where: names the image that is next.
+
+        Raises:
+            RequestError: it is used up.
+        """
+        if self.left <= 0:
+            raise invalid_image(
+                where,
+                f"is not decoded: the images before it took all of the {self.seconds:g} s of CPU time that a request has. Send "
+                "fewer or smaller ones",
+            )
+
+
+class _Death(Exception):
+    """The process ended before it replied. ``code`` is that of ``Popen.returncode``; None: it was
+    ended for its time."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(code)
+        self.code = code
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether somebody else ended it, so that the image may not be at fault."""
+        return self.code in (0, -signal.SIGKILL, -signal.SIGTERM)
+
+    def error(self, where: str) -> RequestError:
+        """What the client of the image reads."""
+        if self.code is None or self.code == -signal.SIGXCPU:
+            return invalid_image(where, _TOO_MUCH)
+        log.error("The process that decodes images has ended (%s).", self.code)
+        if self.is_of_another:
+            return _not_now(where)
+        if self.code < 0:
+            return invalid_image(where, "can't be decoded: its decoder crashes")
+        return RequestError(f"{where} can't be decoded: an error of the server.", status=500)
+
+
+_TOO_MUCH = "can't be decoded: it takes too much time or memory"
+
+
+def _not_now(where: str) -> RequestError:
+    return RequestError(
+        f"{where} can't be decoded for now; send the request again.", status=503, retry_after_s=5
+    )
 
 
 class ImageDecoder:
     """One process, for one thread at a time; a new one is started when it has died."""
 
-    def __init__(
-        self, *, cpu_seconds: int = CPU_SECONDS, longest_wait_s: float = LONGEST_WAIT_S
-    ) -> None:
-        self._cpu_seconds, self._longest_wait_s = cpu_seconds, longest_wait_s
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (lives as long as this)
+    def __init__(self, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
+        self._longest_wait_s = longest_wait_s
+        self._file = _open_file()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -85,28 +148,60 @@ class ImageDecoder:
         return self._process
 
     def decode(
-        self, data: bytes, where: str, limits: ImageLimits = DEFAULT_LIMITS
+        self,
+        data: bytes,
+        where: str,
+        limits: ImageLimits = DEFAULT_LIMITS,
+        budget: CpuBudget | None = None,
     ) -> "Image.Image":
         """See :func:`decode_image`.
 
+        Args:
+            budget: what it takes is taken from this.
+
         Raises:
-            RequestError: in addition, the image takes too much time or memory.
+            RequestError: in addition, the image takes too much time or memory, or the server lacks
+                memory.
         """
-        self._file.seek(0)
-        rest = memoryview(data)
+        budget = budget or CpuBudget()
+        cpu_seconds = min(CPU_SECONDS, math.ceil(budget.left))
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            reply = self._ask(_Order(len(data), where, limits, self._cpu_seconds))
-            if reply is None:
-                raise invalid_image(where, "can't be decoded: it takes too much time or memory")
+            self._write(data)
+            reply = self._reply(_Order(len(data), where, limits, cpu_seconds))
+            budget.left -= reply.cpu_seconds
+            if reply.status == 503:
+                raise OSError(reply.error)
             if reply.error:
                 raise RequestError(
                     reply.error, status=reply.status, param="messages", code="invalid_image"
                 )
             return self._image(reply.width, reply.height)
+        except OSError as error:
+            log.error("An image can't be decoded: %s.", error)
+            raise _not_now(where) from error
+        except _Death as death:
+            raise death.error(where) from death
         finally:
             self._file.truncate(0)
+
+    def _write(self, data: bytes) -> None:
+        self._file.seek(0)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def _reply(self, order: _Order) -> _Reply:
+        """The reply of the process, or of the next one if somebody ends it.
+
+        Raises:
+            _Death: it ends without one.
+        """
+        try:
+            return self._ask(order)
+        except _Death as death:
+            if not death.is_of_another:
+                raise
+        return self._ask(order)
 
     def _image(self, width: int, height: int) -> "Image.Image":
         """A copy of the pixels in the shared file."""
@@ -116,21 +211,33 @@ class ImageDecoder:
         mapped = Image.frombuffer("RGBX", (width, height), cast(bytes, pixels), "raw", "RGBX", 0, 1)
         return mapped.convert("RGB")
 
-    def _ask(self, order: _Order) -> _Reply | None:
-        """The reply; None: the process has died, or was ended for its time."""
+    def _ask(self, order: _Order) -> _Reply:
+        """
+        Raises:
+            _Death: the process has died, or was ended for its time.
+        """
         process = self.start()
         assert process.stdin is not None and process.stdout is not None
-        line, replied = b"", select.poll()
-        replied.register(process.stdout, select.POLLIN)
-        with contextlib.suppress(OSError):
+        replies = select.poll()
+        replies.register(process.stdout, select.POLLIN)
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.write(msgspec.json.encode(order) + b"\n")
-            if replied.poll(1000 * self._longest_wait_s):
-                line = process.stdout.readline()
+        if not replies.poll(1000 * self._longest_wait_s):
+            process.kill()
+            process.wait()
+            raise _Death(None)
+        line = process.stdout.readline()
         if line.endswith(b"\n"):
             return msgspec.json.decode(line, type=_Reply)
-        process.kill()
-        process.wait()
-        return None
+        raise _Death(process.wait())
+
+
+def _open_file() -> IO[bytes]:
+    """A file without a name: in memory where the system has such files, so that no image comes to
+    a disk."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("image"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 _free: deque[ImageDecoder] = deque()
@@ -160,21 +267,27 @@ def _serve(number: int) -> None:
     for line in sys.stdin.buffer:
         order = msgspec.json.decode(line, type=_Order)
         Image.MAX_IMAGE_PIXELS = (order.limits.pixels + 1) // 2  # twice as many are an error
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + order.cpu_seconds)
+        begin = time.process_time()
+        _limit(resource.RLIMIT_CPU, int(begin) + 1 + order.cpu_seconds)
         _limit(resource.RLIMIT_AS, MEMORY_BYTES + BYTES_OF_A_PIXEL * order.limits.pixels)
-        sys.stdout.buffer.write(msgspec.json.encode(_decoded(number, order)) + b"\n")
+        reply = _decoded(number, order)
+        reply = replace(reply, cpu_seconds=time.process_time() - begin)
+        sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
         sys.stdout.buffer.flush()
 
 
 def _decoded(number: int, order: _Order) -> _Reply:
     try:
         image = decode_image(os.pread(number, order.num_bytes, 0), order.where, order.limits)
+        with open(number, "wb", closefd=False) as file:
+            file.seek(0)
+            file.write(image.tobytes("raw", "RGBX"))
     except RequestError as error:
         return _Reply(error=error.message, status=error.status)
-    with open(number, "wb", closefd=False) as file:
-        file.seek(0)
-        file.write(image.tobytes("raw", "RGBX"))
+    except MemoryError:
+        return _Reply(error=invalid_image(order.where, _TOO_MUCH).message)
+    except OSError as error:
+        return _Reply(error=error.strerror or str(error), status=503)
     return _Reply(*image.size)
 
 

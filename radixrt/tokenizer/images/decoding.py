@@ -56,6 +56,7 @@ def decode_image(data: str | bytes, where: str, limits: ImageLimits = DEFAULT_LI
 
     Raises:
         RequestError: it is of another format, too large, animated or damaged.
+        MemoryError: the process may not take as much as it needs.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -88,6 +89,8 @@ def decode_image(data: str | bytes, where: str, limits: ImageLimits = DEFAULT_LI
         raise invalid_image(where, f"is in no format that this server decodes ({known})") from error
     except Image.DecompressionBombError as error:
         raise _too_large(where, limits) from error
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow raises many kinds at damaged files
         raise invalid_image(where, f"can't be decoded: {str(error)[:200]}") from error
 

@@ -21,7 +21,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
 from radixrt.tokenizer.fair_queue import goes_on
-from radixrt.tokenizer.images.decoder import free_decoder
+from radixrt.tokenizer.images.decoder import CpuBudget, free_decoder
 from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.families import FAMILIES
 from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
@@ -98,7 +98,8 @@ class ImagePlacer:
             most_tokens: of a prompt.
 
         Raises:
-            RequestError: an image can't be decoded, or there are too many.
+            RequestError: an image can't be decoded, there are too many, or they take too much time.
+            NobodyWaits: the request is not wanted any more.
         """
         count = sum(part["type"] == "image" for part in _parts(messages))
         most = min(self._processor.limits.images, most_tokens // (self.vision.tokens_per_tile or 1))
@@ -109,6 +110,7 @@ class ImagePlacer:
                 code="context_length_exceeded",
             )
         images: list[ProcessedImage] = []
+        budget = CpuBudget()
 
         def named(part: Any) -> Any:
             if part["type"] != "image":
@@ -119,7 +121,7 @@ class ImagePlacer:
                     f"{where} has an address, which is fetched for answers only; send a data URL.",
                     param="messages",
                 )
-            images.append(self._processor.process(part["data"], where))
+            images.append(self._processor.process(part["data"], where, budget))
             goes_on()
             if (found := sum(image.num_tokens for image in images)) > most_tokens:
                 raise RequestError(

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
 from radixrt.messages.requests import IdleKind
 from radixrt.tokenizer.fair_queue import goes_on
-from radixrt.tokenizer.images.decoder import free_decoder
+from radixrt.tokenizer.images.decoder import CpuBudget, free_decoder
 from radixrt.tokenizer.images.decoding import DEFAULT_LIMITS, ImageLimits
 from radixrt.tokenizer.images.families import FAMILIES, Grid
 from radixrt.tokenizer.images.tensor_file import TensorFile, put_into_file
@@ -25,6 +26,8 @@ from radixrt.tokenizer.prompt.kept_answers import TokenMemory
 
 KEPT_BYTES = 128 << 20
 """Memory of the tensors of the last images, for their next turns."""
+KEPT_FILE_BYTES = 512 << 20
+"""Files of the large ones of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,7 @@ class ImageProcessor:
         self.limits = limits
         self._folder, self._files = folder, files
         self._memory: TokenMemory[ProcessedImage] = TokenMemory(KEPT_BYTES)
+        self._in_files: TokenMemory[ProcessedImage] = TokenMemory(KEPT_FILE_BYTES)
         self._lock = threading.Lock()
 
     @functools.cached_property
@@ -118,23 +122,27 @@ class ImageProcessor:
                     status=500,
                 ) from error
 
-    def process(self, data: str, where: str) -> ProcessedImage:
+    def process(self, data: str, where: str, budget: CpuBudget | None = None) -> ProcessedImage:
         """
         Args:
             data: the file in base64.
             where: names the image in errors.
+            budget: of the request.
 
         Raises:
-            RequestError: it can't be decoded, or is too large.
+            RequestError: it can't be decoded, is too large, or the budget is used up.
         """
         self.prepare()
         content = data.encode(errors="surrogatepass")
         file_key = hashlib.sha256(content).digest()
-        found = self._memory.find(file_key)
+        found = self._memory.find(file_key) or self._in_files.find(file_key)
         if found is None:
+            budget = budget or CpuBudget()
+            budget.check(where)
             with free_decoder() as decoder:
-                image = decoder.decode(content, where, self.limits)
+                image = decoder.decode(content, where, self.limits, budget)
             goes_on()
+            begin = time.thread_time()
             try:
                 found = self._process(image)
             except ValueError as error:  # as Qwen's does at strips
@@ -143,7 +151,9 @@ class ImageProcessor:
                     param="messages",
                     code="invalid_image",
                 ) from error
-            self._memory.keep(file_key, found, found.pixels.nbytes)
+            budget.left -= time.thread_time() - begin
+            memory = self._memory if found.file is None else self._in_files
+            memory.keep(file_key, found, found.pixels.nbytes)
         return found
 
     def _process(self, image: Any) -> ProcessedImage:

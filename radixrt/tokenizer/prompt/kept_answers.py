@@ -50,12 +50,15 @@ class TokenMemory(Generic[Value]):
 
     def keep(self, key: bytes, value: Value, num_bytes: int) -> None:
         """Store a value whose token ids or text take ``num_bytes``, in place of the key's earlier
-        one."""
+        one. One larger than the capacity is not stored, and no other dropped for it."""
         cost = num_bytes + ENTRY_BYTES
         with self._lock:
             _, old_cost = self._kept.pop(key, (None, 0))
+            self._used_bytes -= old_cost
+            if cost > self._capacity_bytes:
+                return
             self._kept[key] = value, cost
-            self._used_bytes += cost - old_cost
+            self._used_bytes += cost
             while self._used_bytes > self._capacity_bytes:
                 _, (_, dropped) = self._kept.popitem(last=False)
                 self._used_bytes -= dropped
