@@ -9,6 +9,7 @@ TokenIds = NDArray[np.int32]
 
 PackedIds = bytes
 ID_BYTES = 4
+"""Bytes of a packed token id, and of a page id."""
 
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> PackedIds:

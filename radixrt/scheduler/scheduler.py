@@ -422,9 +422,7 @@ class Scheduler:
         disk, reads = self.state.kv.disk, self.state.reads
         if disk is None or reads is None:
             return []
-        orders: list[PageMove] = []
-        while (order := disk.take_order()) is not None:
-            orders.append(order)
+        orders: list[PageMove] = list(iter(disk.take_order, None))
         return orders + reads.take_orders()
 
     def moved(self, message: PagesWritten | PagesRead) -> None:

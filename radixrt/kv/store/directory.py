@@ -37,7 +37,7 @@ LOCK_PATIENCE_S = 5.0
 end."""
 
 _MAX_TRIES = 10
-"""To own a folder that others remove meanwhile."""
+"""A server tries so often to own a folder that others remove meanwhile."""
 FINGERPRINT_CHARS = 32
 """Of a fingerprint, in the name of its folder."""
 _SECRET_BYTES = 32

@@ -20,7 +20,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.kv.store.directory import CacheDirectory, fingerprint_of, open_private
 from radixrt.kv.store.journal import FORM, Header, PagesSaved, framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.ids import ID_BYTES, pack_ids, unpack_ids
 from radixrt.messages.moves import DIGEST_BYTES, PagesWritten, page_checksum
 from radixrt.scheduler.disk.index import DiskIndex, PageName, page_names, saved_records
 from radixrt.scheduler.disk.pages import DiskPages
@@ -52,7 +52,7 @@ class Added(NamedTuple):
 
     new: int
     there: int
-    """Those that were there before among them."""
+    """How many of these the directory had before."""
 
 
 class Page(NamedTuple):
@@ -162,7 +162,7 @@ def read_bundle(path: Path) -> tuple[Head, list[Page], BinaryIO]:
             raise OSError("the parts of its head contradict one another")
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
-    index = DiskIndex(head.num_pages, 4 * head.header.page_size)
+    index = DiskIndex(head.num_pages, ID_BYTES * head.header.page_size)
     saved = [record for record in records if isinstance(record, PagesSaved)]
     numbered, start = [], 0
     for record in saved:
@@ -322,7 +322,7 @@ def read_index(directory: Path) -> tuple[Header, DiskIndex]:
     records, _ = read_records((directory / "journal").read_bytes())
     if not records or not isinstance(records[0], Header):
         raise ConfigError(f"{directory} has no journal of this version of radixrt.")
-    index = DiskIndex(1 << 30, 4 * records[0].page_size, records[0].num_ranks)
+    index = DiskIndex(1 << 30, ID_BYTES * records[0].page_size, records[0].num_ranks)
     index.replay(one for one in records if not isinstance(one, Header))
     return records[0], index
 

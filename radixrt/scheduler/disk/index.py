@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixrt.kv.store.journal import PagesDropped, PagesSaved, Record
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.ids import ID_BYTES, pack_ids, unpack_ids
 from radixrt.messages.moves import CHECKSUM_BYTES
 from radixrt.scheduler.radix.key_ids import num_before_invocation
 
@@ -54,7 +54,7 @@ def page_names(
     >>> (one.depth, two.depth), two.before == one.digest
     ((0, 1), True)
     """
-    invoked = 0 if is_activated else 4 * num_before_invocation(packed)
+    invoked = 0 if is_activated else ID_BYTES * num_before_invocation(packed)
     for start in range(0, len(packed) - page_bytes + 1, page_bytes):
         tokens = packed[start : start + page_bytes]
         digest = hashlib.sha256(before + tokens).digest()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
-from radixrt.messages.ids import TokenIds
+from radixrt.messages.ids import ID_BYTES, TokenIds
 from radixrt.scheduler.disk.index import PageName, page_names
 from radixrt.scheduler.radix.page_allocator import Pages
 
@@ -21,7 +21,7 @@ class NamedPages:
     def __init__(
         self, num_pages: int, page_size: int, root_digest: Callable[[CacheRoot], bytes]
     ) -> None:
-        self._page_bytes = 4 * page_size
+        self._page_bytes = ID_BYTES * page_size
         self._root_digest = root_digest
         self._names: list[PageName | None] = [None] * num_pages
         self._stored: list[tuple[CacheRoot | None, int | None, TokenIds, Pages]] = []

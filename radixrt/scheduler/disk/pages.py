@@ -17,7 +17,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
 from radixrt.kv.store.journal import Header, Journal, PagesDropped, Record
 from radixrt.messages.answers import EngineInfo
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.ids import ID_BYTES, pack_ids, unpack_ids
 from radixrt.messages.moves import (
     MAX_STATE_PARTS,
     ClearPages,
@@ -120,7 +120,7 @@ class DiskPages:
         self.names = NamedPages(
             num_pages, page_size, lambda root: directory.root_digest(root.packed())
         )
-        self.index = DiskIndex(0, 4 * page_size, num_ranks)
+        self.index = DiskIndex(0, ID_BYTES * page_size, num_ranks)
         self._measure()
         self.header = Header(fingerprint, page_size, slot_bytes, num_ranks=num_ranks)
         self._journal = Journal(directory.fd, self.header)
@@ -137,7 +137,7 @@ class DiskPages:
         self._answers: set[int] = set()
         """Pages in memory with tokens that were generated."""
         self._writing: dict[int, PageName | None] = {}
-        """By slot; None: it is forgotten when it is written."""
+        """The pages that are being written, by slot. None: the page was forgotten meanwhile."""
         self._being_written: set[bytes] = set()
         self._max_copied = max(MIN_COPIED, MAX_COPIED_BYTES // slot_bytes)
         self._max_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)

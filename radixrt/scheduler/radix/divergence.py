@@ -14,10 +14,10 @@ from itertools import islice
 import numpy as np
 
 from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheFacts, Eviction
-from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
+from radixrt.messages.ids import ID_BYTES, TokenIds, pack_ids, unpack_ids
 from radixrt.scheduler.radix.ghosts import Before
 from radixrt.scheduler.radix.key_ids import tokens_of
-from radixrt.scheduler.radix.node import ID_BYTES, Match, Node, Packed, SequenceEnd, common_length
+from radixrt.scheduler.radix.node import Match, Node, Packed, SequenceEnd, common_length
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 

@@ -104,7 +104,10 @@ class KVCache:
         """``count`` pages (at most ``num_available``), evicted from the tree if need be."""
         missing = count - self.allocator.num_free
         if missing > 0:
-            self._evict(missing, self._eviction_rule)
+            pages = self.tree.evict(missing, self._eviction_rule)
+            if self.disk is not None and len(pages):
+                self.disk.evicted()
+            self._free_evicted(pages)
         return self.allocator.allocate(count)
 
     def _eviction_rule(self, leaf: Node, is_above_share: bool) -> str:
@@ -115,12 +118,6 @@ class KVCache:
             stated = leaf.hint is not None and leaf.hint.next_use is not None
             return "next_use" if stated else self._policy_name
         return "retain=none" if leaf.hint.level == NONE else "retain=high"
-
-    def _evict(self, count: int, rule: Callable[[Node, bool], str]) -> int:
-        pages = self.tree.evict(count, rule)
-        if self.disk is not None and len(pages):
-            self.disk.evicted()
-        return self._free_evicted(pages)
 
     def _free_evicted(self, pages: Pages) -> int:
         self._free(pages)

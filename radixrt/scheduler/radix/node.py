@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.ids import ID_BYTES, TokenIds, unpack_ids
 from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.radix.page_allocator import Pages
 
@@ -77,9 +77,6 @@ def earliest_next_use(one: Hint | None, other: Hint | None, now: float) -> float
     uses = [hint.next_use for hint in (one, other) if hint is not None]
     return min((use for use in uses if use is not None and use > now), default=None)
 
-
-ID_BYTES = 4
-"""Bytes of a token id, and of a page id."""
 
 Packed = bytes | memoryview
 """Packed int32 ids. A long part of a longer edge is a view of it, see :func:`part_of`."""

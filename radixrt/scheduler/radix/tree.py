@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
-from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.ids import ID_BYTES, TokenIds, unpack_ids
 from radixrt.scheduler.radix.eviction import EvictionPolicy, least_recently_used
 from radixrt.scheduler.radix.ghosts import MAX_GHOSTS, Before, Ghost, GhostList
 from radixrt.scheduler.radix.node import (
-    ID_BYTES,
     Hint,
     Match,
     Node,

@@ -16,10 +16,10 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
-from radixrt.messages.ids import pack_ids
+from radixrt.messages.ids import ID_BYTES, pack_ids
 from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.radix.key_ids import tokens_of
-from radixrt.scheduler.radix.node import ID_BYTES, LEVELS, Node
+from radixrt.scheduler.radix.node import LEVELS, Node
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CPU_SECONDS = 10
-"""For one image; the largest that is taken needs about one."""
+"""One image may take so long; the largest that is accepted needs about one second."""
 REQUEST_CPU_SECONDS = 20.0
-"""For all images of a request, to decode and prepare them: requests behind it wait for so long."""
+"""Decoding and preparing all images of a request may take so long; the requests behind it wait."""
 LONGEST_WAIT_S = 20.0
 """For one image on a busy machine: less than a text may keep the tokenizer process."""
 NICENESS = 5
