@@ -1,20 +1,25 @@
 """Measures the radix tree alone: ``python -m bench.radix_tree [--nodes 100000] [--tokens 10000
 100000] [--page-sizes 1 16]``.
 
-The table has microseconds of each operation, medians of the rounds, on a tree of documents that
-also holds one prompt: as a *chain* of chunks, or with *branches* beside every chunk.
+The table has microseconds of each operation, medians of interleaved rounds of the policies, on a
+tree of documents that also holds one prompt: as a *chain* of chunks, or with *branches* beside every
+chunk.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from statistics import median
 
 import numpy as np
 
 from bench.markdown import markdown
+from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.messages.ids import TokenIds
+from radixrt.scheduler.radix.eviction import POLICIES, make_policy
 from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.return_hazards import NUM_CLASSES, Visit
 from radixrt.scheduler.radix.tree import RadixTree
 
 VOCABULARY = 100_000
@@ -32,15 +37,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[16])
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["value", "lru"])
     arguments = parser.parse_args()
     sizes = [(page_size, nodes) for page_size in arguments.page_sizes for nodes in arguments.nodes]
-    rows = [
-        {"page": page_size, "nodes": nodes, "tokens": tokens, "prompt": shape}
-        | medians(Measured(page_size, nodes, tokens, shape == "branches"), arguments.rounds)
-        for page_size, nodes in sizes
-        for tokens in arguments.tokens
-        for shape in ("chain", "branches")
-    ]
+    rows = []
+    for (page_size, nodes), tokens, shape in product(
+        sizes, arguments.tokens, ("chain", "branches")
+    ):
+        trees = [
+            Measured(policy, page_size, nodes, tokens, shape == "branches")
+            for policy in arguments.policies
+        ]
+        for policy, seen in zip(arguments.policies, medians(trees, arguments.rounds), strict=True):
+            size = {"page": page_size, "nodes": nodes, "tokens": tokens, "prompt": shape}
+            rows.append(size | {"policy": policy} | seen)
     print("\n".join(markdown(rows)))
 
 
@@ -73,19 +83,25 @@ def extend(tree: RadixTree, node: Node, tokens: TokenIds) -> Node:
     return end
 
 
-def insert(tree: RadixTree, tokens: TokenIds) -> None:
+def insert(tree: RadixTree, tokens: TokenIds, visit: Visit | None = None) -> None:
     """Insert a prompt."""
     node, cached = lock(tree, tokens)
-    tree.unlock(extend(tree, node, tokens[cached:]) if cached < len(tokens) else node)
+    end = extend(tree, node, tokens[cached:]) if cached < len(tokens) else node
+    end.visit = visit
+    tree.unlock(end)
 
 
 class Measured:
     """A tree with a prompt, and operations that leave it about as it was."""
 
-    def __init__(self, page_size: int, nodes: int, tokens: int, branches: bool) -> None:
-        self.rng, self.tree = np.random.default_rng(1), RadixTree(page_size)
-        for document in documents(nodes, page_size):
-            insert(self.tree, document)
+    def __init__(
+        self, policy: EvictionPolicyName, page_size: int, nodes: int, tokens: int, branches: bool
+    ) -> None:
+        self.rng = np.random.default_rng(1)
+        self.tree = RadixTree(page_size, make_policy(policy, time.monotonic))
+        for number, document in enumerate(documents(nodes, page_size)):
+            kind = number % NUM_CLASSES  # of all classes of odds
+            insert(self.tree, document, Visit(kind=kind))
         self.prompt = random_tokens(self.rng, tokens // page_size * page_size)
         self.stranger = random_tokens(self.rng, len(self.prompt))
         for end in range(CHUNK, len(self.prompt) + CHUNK, CHUNK):
@@ -121,9 +137,10 @@ def _microseconds(operation: Callable[[], object]) -> float:
     return (time.perf_counter_ns() - begin) / 1000
 
 
-def medians(measured: Measured, rounds: int) -> dict[str, str]:
-    seen = [measured.round() for _ in range(rounds)]
-    return {f"{name}, µs": f"{median(each[name] for each in seen):.1f}" for name in seen[0]}
+def medians(trees: list[Measured], rounds: int) -> Iterator[dict[str, str]]:
+    """Of each tree, in interleaved rounds."""
+    for seen in zip(*[[tree.round() for tree in trees] for _ in range(rounds)], strict=True):
+        yield {f"{name}, µs": f"{median(each[name] for each in seen):.1f}" for name in seen[0]}
 
 
 if __name__ == "__main__":

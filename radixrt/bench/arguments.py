@@ -59,7 +59,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", nargs="+", metavar="TRACE", help="recorded requests: JSON lines with hash_ids or runs, gzipped or not")  # fmt: skip
     compared = parser.add_argument_group("Compared settings")
     compared.add_argument("--tokens", type=_tokens, nargs="+", default=[2**19 << i for i in range(5)], metavar="N", help="sizes of the KV pool in tokens, with K or M for 2^10 or 2^20 (default: 0.5M 1M 2M 4M 8M)")  # fmt: skip
-    compared.add_argument("--policy", nargs="+", choices=EVICTION_POLICIES, default=["lru"], help="eviction policies (default: lru)")  # fmt: skip
+    compared.add_argument("--policy", nargs="+", choices=EVICTION_POLICIES, default=["value"], help="eviction policies (default: value)")  # fmt: skip
     compared.add_argument("--schedule-policy", nargs="+", choices=SCHEDULE_POLICIES, default=["fcfs"], help="order of the waiting queue (default: fcfs, in which all policies admit in the same order)")  # fmt: skip
     compared.add_argument("--hints", nargs="+", choices=get_args(HintLevel), default=["none"], help="levels of cache hints that clients send, for traces with sessions (default: none)")  # fmt: skip
     compared.add_argument("--hint-error", type=_error, nargs="+", default=[0.5], metavar="S", help="with --hints program: standard deviation of the logarithm of the stated duration of a tool over the recorded one (default: 0.5)")  # fmt: skip

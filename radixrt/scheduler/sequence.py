@@ -29,6 +29,7 @@ from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.radix.key_ids import key_ids, tokens_of
 from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.return_hazards import Visit
 
 MAX_IDLE = 512
 """Accepted groups of which no sequence is in the engine. A further one of them may still come."""
@@ -165,6 +166,8 @@ class Sequence:
         self.node: Node | None = None
         """Tree node at whose end its pages in the tree end; locked while it runs."""
 
+        self.visit: Visit | None = None
+        """What a policy learns from it, once it is admitted."""
         self.kept_to = 0
         """Position of the last state that is kept of it, or from which it started."""
         self.branch = 0

@@ -68,7 +68,7 @@ def test_an_eviction_is_remembered_until_its_prefix_is_evicted_too() -> None:
     ask(model, [10] * 60)
     now[0] += 2
     facts = ask(model, old)
-    assert facts.evicted is not None and facts.evicted.rule == "lru"
+    assert facts.evicted is not None and facts.evicted.rule == "value"
     assert facts.evicted.seconds_ago == pytest.approx(2)
     assert 0 < facts.cached_tokens < 32
     assert ask(model, [11] * 9).evicted is None

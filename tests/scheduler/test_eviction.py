@@ -179,7 +179,7 @@ operations = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["lru", "fifo", "priority"])
+@pytest.mark.parametrize("name", ["value", "lru", "fifo", "priority"])
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(operations=operations, with_hints=st.booleans())
 def test_policy_evicts_what_a_search_of_all_pages_would(

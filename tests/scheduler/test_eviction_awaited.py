@@ -93,7 +93,7 @@ def test_who_waited_for_an_evicted_leaf_waits_for_what_is_left_of_its_prefix() -
     assert sorted(tree.evict(9).tolist()) == [1, 2]
 
 
-@pytest.mark.parametrize(("policy", "found"), [("fifo", 0), ("lru", 16)])
+@pytest.mark.parametrize(("policy", "found"), [("fifo", 0), ("value", 16)])
 def test_the_queue_says_whose_prefix_is_awaited(policy: EvictionPolicyName, found: int) -> None:
     """First come first served through a pool that is too small: who came last still finds what was
     cached."""

@@ -77,7 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_step_ms=st.sampled_from([0, None, 15]),
         slots=st.integers(1, 6),
         policy=st.sampled_from(["lpm", "suf", "fcfs", "priority"]),
-        eviction=st.sampled_from(["lru", "fifo", "priority"]),
+        eviction=st.sampled_from(["value", "lru", "fifo", "priority"]),
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
         pinned=st.sampled_from([0.1, 0.5, 1.0]),

@@ -222,7 +222,7 @@ ANSWERS = {
         "random lof routing-key",
     ),
     "eviction_policy": (
-        "policies are lru, fifo and priority (docs/caching.md)",
+        "policies are value, lru, fifo and priority (docs/caching.md)",
         "lfu slru mru filo",
     ),
     "device": ("radixrt runs on CPUs and NVIDIA GPUs", "xpu hpu tpu rocm mps metal vulkan npu"),

@@ -13,9 +13,9 @@ class SchedulerSettings:
     """The settings that the scheduler plans by."""
 
     eviction_policy: EvictionPolicyName = _cache(
-        "lru",
-        "KV that is evicted first: lru the least recently used, prefixes of waiting requests last; "
-        "fifo the first computed; priority that of the lowest priority.",
+        "value",
+        "KV that is evicted first: value the least likely to return, as learned; lru the least recently "
+        "used; fifo the first computed; priority that of the lowest priority.",
     )
     max_pinned_fraction: float = _cache(
         0.5,

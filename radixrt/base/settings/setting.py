@@ -12,7 +12,7 @@ from radixrt.base.errors import ConfigError
 
 # The sets of names that flags take. tests/test_config.py compares each with its registry.
 AttentionBackendName = Literal["auto", "cpu", "flashinfer", "torch_reference"]
-EvictionPolicyName = Literal["lru", "fifo", "priority"]
+EvictionPolicyName = Literal["value", "lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
 GrammarBackendName = Literal["auto", "llguidance", "fsm"]
 WhitespaceName = Literal["flexible", "compact"]

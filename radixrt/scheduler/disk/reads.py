@@ -190,6 +190,7 @@ class Reads:
         """
         kv, row = self._kv, NO_ROW
         evicted_s_ago = self._evicted_s_ago(match, names[0], sequence.root)
+        kv.begin_visit(sequence, match)  # now: with its pages, it comes as if they had been there
         node = kv.tree.hold_match(match, sequence.root)
         count = min(num_pages, kv.num_available)
         if count == num_pages and num_pages < len(names):

@@ -15,9 +15,10 @@ import numpy as np
 
 from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheFacts, Eviction
 from radixrt.messages.ids import ID_BYTES, TokenIds, pack_ids, unpack_ids
-from radixrt.scheduler.radix.ghosts import Before
+from radixrt.scheduler.radix.ghosts import Before, Ghost
 from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.node import Match, Node, Packed, SequenceEnd, common_length
+from radixrt.scheduler.radix.return_hazards import Visit
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 
@@ -68,15 +69,30 @@ def cache_facts(tree: RadixTree, sequence: Sequence, match: Match | None) -> Cac
         facts.cached_ids = pack_ids(tokens_of(following))
         if end is not None:
             facts.seq_id, facts.is_own = end.seq_id, end.tenant == sequence.options.tenant.name
-    missing = reusable[start : start + tree.page_size]
-    if len(missing) == tree.page_size:
-        before = sequence.root if match is None else _before(tree, match)
-        ghost = tree.ghosts.find(before, missing.tobytes())
-        if ghost is not None:
+    if len(reusable) - start >= tree.page_size:
+        if (ghost := _evicted_page(tree, sequence, match)) is not None:
             facts.evicted = Eviction(seconds_ago=tree.clock() - ghost.time, rule=ghost.rule)
         if len(tree.roots()) > (match is not None):
             _note_other_roots(facts, tree, sequence, start, most)
     return facts
+
+
+def turn_before(tree: RadixTree, sequence: Sequence, match: Match | None) -> Visit | None:
+    """The last visit of the conversation that a prompt goes on with: that of which the page behind
+    the match was evicted, or of which the match has more than half."""
+    ghost = _evicted_page(tree, sequence, match)
+    if ghost is not None and ghost.visit is not None:
+        return ghost.visit
+    visit = None if match is None else match.node.visit
+    return visit if visit is not None and 2 * match.num_pages > visit.num_pages else None
+
+
+def _evicted_page(tree: RadixTree, sequence: Sequence, match: Match | None) -> Ghost | None:
+    """What is remembered of the page behind a match."""
+    start = 0 if match is None else match.num_pages * tree.page_size
+    missing = sequence.cacheable_tokens()[start : start + tree.page_size]
+    before = sequence.root if match is None else _before(tree, match)
+    return tree.ghosts.find(before, missing.tobytes())
 
 
 def _before(tree: RadixTree, match: Match) -> Before:

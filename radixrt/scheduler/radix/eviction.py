@@ -7,6 +7,7 @@ and the prefixes of waiting requests are evicted last (:class:`Awaited`).
 """
 
 import heapq
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import count, islice
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.scheduler.radix.node import DEFAULT, HIGH, NONE, Node
+from radixrt.scheduler.radix.return_hazards import EVEN_ODDS, NUM_CLASSES, ReturnHazards
 
 
 class EvictionPolicy(Protocol):
@@ -23,6 +25,8 @@ class EvictionPolicy(Protocol):
     """Whether requests note their ``priority`` on the nodes that they used."""
     follows_queue: bool = False
     """Whether the waiting queue tells :meth:`expect` and :meth:`forget`."""
+    hazards: ReturnHazards | None = None
+    """Hears of requests that begin and end; None: the policy does not learn from them."""
 
     @abstractmethod
     def offer(self, leaf: Node) -> None:
@@ -146,6 +150,56 @@ def least_urgent() -> ByKey:
     )
 
 
+COMPARE_EVERY = 8
+"""Evictions from one comparison of the classes to the next, at most."""
+
+
+class ByValue(EvictionPolicy):
+    """Evicts the leaf that is least likely to return in the next second, as long as this does
+    better than LRU.
+
+    Leaves of a class of odds go in the order of their last use. O(log n): the class that a
+    comparison of all has chosen goes on until its next leaf comes behind what was second best.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.hazards: ReturnHazards = ReturnHazards()
+        self._clock = clock
+        self._classes = [LeafHeap() for _ in range(NUM_CLASSES)]
+        self._chosen, self._second, self._since = self._classes[EVEN_ODDS], -math.inf, 0
+
+    def offer(self, leaf: Node) -> None:
+        self._classes[_class_of(leaf)].push(leaf.stamp, leaf)
+
+    def pop(self) -> Node | None:
+        self._since += 1
+        leaf = self._chosen.peek()
+        if leaf is None or self._since > COMPARE_EVERY or self._order(leaf) > self._second:
+            self._compare()
+        return self._chosen.pop()
+
+    def _order(self, leaf: Node) -> float:
+        return self._hazard(leaf) if self.hazards.learned_rules else leaf.stamp
+
+    def _hazard(self, leaf: Node) -> float:
+        return self.hazards.hazard(_class_of(leaf), self._clock() - leaf.stamp * 1e-9)
+
+    def _compare(self) -> None:
+        tops = [leaf for heap in self._classes if (leaf := heap.peek()) is not None]
+        if tops:
+            oldest = min(tops, key=lambda leaf: leaf.stamp)
+            unlikeliest = min(tops, key=lambda leaf: (self._hazard(leaf), leaf.stamp))
+            self.hazards.bet(unlikeliest.visit, oldest.visit)
+            first = unlikeliest if self.hazards.learned_rules else oldest
+            others = (self._order(leaf) for leaf in tops if leaf is not first)
+            self._chosen, self._since = self._classes[_class_of(first)], 0
+            self._second = min(others, default=math.inf)
+
+
+def _class_of(leaf: Node) -> int:
+    return EVEN_ODDS if leaf.visit is None else leaf.visit.kind
+
+
 class Hinted(EvictionPolicy):
     """Orders leaves of the level "default" without a stated next use by ``base``.
 
@@ -154,7 +208,7 @@ class Hinted(EvictionPolicy):
     """
 
     def __init__(self, base: EvictionPolicy, clock: Callable[[], float]) -> None:
-        self.orders_by_priority = base.orders_by_priority
+        self.orders_by_priority, self.hazards = base.orders_by_priority, base.hazards
         self._base = base
         self._clock = clock
         self._levels = [
@@ -258,7 +312,7 @@ class Awaited(EvictionPolicy):
     follows_queue = True
 
     def __init__(self, base: EvictionPolicy) -> None:
-        self.orders_by_priority = base.orders_by_priority
+        self.orders_by_priority, self.hazards = base.orders_by_priority, base.hazards
         self._base = base
         self._prefix_of: dict[int, Node] = {}
         """The node in whose edge the cached prefix of a sequence ends, by sequence."""
@@ -388,6 +442,7 @@ def _is_high(leaf: Node) -> bool:
 Clock = Callable[[], float]
 
 POLICIES: dict[EvictionPolicyName, Callable[[Clock], EvictionPolicy]] = {
+    "value": lambda clock: Awaited(Hinted(ByValue(clock), clock)),
     "lru": lambda clock: Awaited(Hinted(least_recently_used(), clock)),
     "fifo": lambda clock: Hinted(first_in_first_out(), clock),
     "priority": lambda clock: Hinted(least_urgent(), clock),

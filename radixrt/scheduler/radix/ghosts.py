@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from radixrt.messages.cache_root import CacheRoot
+from radixrt.scheduler.radix.return_hazards import Visit
 
 MAX_GHOSTS = 16384
 """Some 300 bytes each."""
@@ -26,6 +27,8 @@ class Ghost(NamedTuple):
     time: float
     """Seconds on the tree's clock."""
     rule: str
+    visit: Visit | None = None
+    """The last visit of its prefix."""
 
 
 class GhostList:

@@ -17,7 +17,7 @@ from radixrt.messages.requests import NO_TENANT, RequestOptions, Tenant
 from radixrt.messages.steps import SAME_STATE, DraftSources
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.radix.divergence import cache_facts, continuation
+from radixrt.scheduler.radix.divergence import cache_facts, continuation, turn_before
 from radixrt.scheduler.radix.eviction import make_policy
 from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
 from radixrt.scheduler.radix.key_ids import tokens_of
@@ -260,6 +260,7 @@ class KVCache:
             share = tenant.max_cached_fraction
             most = None if share is None else int(share * self.allocator.num_pages)
             self.tree.limit_share(tenant.cache_namespace, most)
+        self.begin_visit(sequence, match)
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.root)
         else:
@@ -267,6 +268,12 @@ class KVCache:
             self._used_again(pages)
         self._slots.put(sequence, pages)
         return self._start_from_state(sequence, pages)
+
+    def begin_visit(self, sequence: Sequence, match: Match | None) -> None:
+        """Let the eviction policy learn from a sequence that begins, if it does so."""
+        if self.policy.hazards is not None and sequence.visit is None:
+            before = turn_before(self.tree, sequence, match) if self.reads_tree(sequence) else None
+            sequence.visit = self.policy.hazards.begin(before, self._clock())
 
     def _start_from_state(self, sequence: Sequence, pages: Pages) -> int:
         """Let a sequence go on behind the nearest state of its prefix; returns the state.
@@ -404,6 +411,9 @@ class KVCache:
             self._note_end(sequence, sequence.node, tail[: 2 * self.page_size].tobytes())
         if ended and self._share:
             self._apply_hints(sequence.options, sequence.root, sequence.node, max(start, full))
+            if (visit := sequence.visit) is not None and self.policy.hazards is not None:
+                sequence.node.visit, num_pages = visit, max(start, full)
+                self.policy.hazards.end(visit, sequence.num_output, num_pages, self._clock())
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)

@@ -20,6 +20,7 @@ import numpy as np
 from radixrt.messages.ids import ID_BYTES, TokenIds, unpack_ids
 from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.return_hazards import Visit
 
 NONE, DEFAULT, HIGH = 0, 1, 2
 """Retention levels; the lower ones are evicted first."""
@@ -129,6 +130,8 @@ class Node(msgspec.Struct, gc=False, eq=False):
     """Clients' hints; None for most nodes."""
     end: SequenceEnd | None = None
     """None: no request has ended here."""
+    visit: Visit | None = None
+    """The request of the last use that ended here, where a policy learns from them."""
     namespace: str = ""
     """The tenant of the cache root; empty without declared keys."""
 
@@ -160,7 +163,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
     def inherit(self, other: "Node") -> None:
         """Copy the fields about use from ``other``, of which this node was a part."""
         self.stamp, self.created, self.hint = other.stamp, other.created, other.hint
-        self.namespace = other.namespace
+        self.namespace, self.visit = other.namespace, other.visit
         self.last_used, self.uses = other.last_used, other.uses
 
     @property

@@ -389,7 +389,7 @@ class RadixTree:
         kept = leaf.num_pages - count
         freed.append(leaf.page_ids[kept * ID_BYTES :])
         page = bytes(leaf.cut(kept, kept + 1)[0])
-        self.ghosts.add(self._before(leaf, kept), page, Ghost(self.clock(), rule))
+        self.ghosts.add(self._before(leaf, kept), page, Ghost(self.clock(), rule, leaf.visit))
         self.shares.count(leaf.namespace, -count)
         if kept:
             assert leaf.parent is not None
@@ -431,7 +431,7 @@ class RadixTree:
         leaf.detach()
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # a request that used the leaf used its prefix
-            parent.stamp = leaf.stamp
+            parent.stamp, parent.visit = leaf.stamp, leaf.visit
         if leaf.hint is not None or parent.hint is not None:
             # a request that continues from the leaf needs its parent at the same time
             next_use = earliest_next_use(parent.hint, leaf.hint, self.clock())
