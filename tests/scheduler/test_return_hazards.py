@@ -3,6 +3,7 @@ against a search of all leaves, and hits against those of LRU."""
 
 import math
 import os
+from itertools import product
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -15,11 +16,11 @@ from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_tr
 from radixrt.scheduler.radix.eviction import ByValue
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.return_hazards import (
+    CLASSES_PER_OCTAVE,
     EVEN_ODDS,
     FIRST_FIT,
+    MAX_VISITS,
     NUM_CLASSES,
-    PRIOR_VISITS,
-    SHIFT_S,
     ReturnHazards,
     Visit,
 )
@@ -28,61 +29,74 @@ TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 
 # ------------------------------------------------------------ what is learned
 
-ANSWERS = [1, 30, 1000]
-outcomes = st.lists(
-    st.tuples(
-        st.integers(1, 3),
-        st.sampled_from(ANSWERS),
-        st.integers(0, 9),
-        st.none() | st.floats(0, 900),
-    ),
-    min_size=FIRST_FIT,
-    max_size=FIRST_FIT,
-)
-"""Turns, answers and pages of visits, and the seconds until each returned."""
 
-
-@settings(max_examples=60, deadline=None)
-@given(outcomes=outcomes)
-def test_odds_are_what_has_returned_over_what_would_have_if_all_were_alike(
-    outcomes: list[tuple[int, int, int, float | None]],
+def learn(
+    hazards: ReturnHazards, turn: int, answer: int, pages: int, waited_s: float | None
 ) -> None:
-    hazards, now = ReturnHazards(), 1000.0
-    for turn, answer, pages, waited in outcomes:
-        visit = Visit(turn)
-        hazards.end(visit, answer, pages, 0.0)
-        if waited is not None:
-            hazards.begin(visit, waited)
-            hazards.begin(visit, waited + 5)  # the first return counts
+    """One more visit that ended at 0 and returned after so many seconds, or not."""
+    visit = Visit(turn)
+    hazards.end(visit, answer, pages, 0.0)
+    if waited_s is not None:
+        hazards.begin(visit, waited_s)
+        hazards.begin(visit, waited_s + 5)  # the first return counts
 
-    def sums(chosen: list[tuple[int, int, int, float | None]]) -> tuple[float, float]:
-        returned = sum(max(1, pages) for *_, pages, waited in chosen if waited is not None)
-        exposed = 0.0
-        for *_, pages, waited in chosen:
-            exposed += max(1, pages) * math.log((now if waited is None else waited) / SHIFT_S + 1)
-        return returned, exposed
 
-    all_returned, all_exposed = sums(outcomes)
-    prior = PRIOR_VISITS * sum(max(1, pages) for *_, pages, _ in outcomes) / len(outcomes)
-    for turn in (1, 2, 3):
-        for answer in ANSWERS:
-            returned, exposed = sums([one for one in outcomes if one[:2] == (turn, answer)])
-            expected = exposed * all_returned / max(all_exposed, 1e-9)
-            odds = math.log2((returned + prior) / (expected + prior))
-            visit = Visit(turn)
-            hazards.end(visit, answer, 1, now)  # the first one learns from those before it
-            kind = min(max(odds + EVEN_ODDS, 0), NUM_CLASSES - 1)
-            assert abs(visit.kind - kind) <= 0.5 + 1e-6
+def class_of(hazards: ReturnHazards, turn: int, answer: int, now: float) -> int:
+    visit = Visit(turn)
+    hazards.end(visit, answer, 1, now)
+    return visit.kind
+
+
+def test_odds_that_returns_were_drawn_with_are_learned() -> None:
+    """Turns and answers multiply the odds, each by their own factor."""
+    rng, hazards, now = np.random.default_rng(0), ReturnHazards(), 400.0
+    of_turn, of_answer = {1: 1.0, 2: 2.0, 3: 4.0}, {1: 1.0, 1000: 4.0}
+    for _ in range(MAX_VISITS):
+        turn, answer = int(rng.choice(list(of_turn))), int(rng.choice(list(of_answer)))
+        waited_s = rng.exponential(1600 / of_turn[turn] / of_answer[answer])
+        learn(hazards, turn, answer, int(rng.integers(1, 9)), waited_s if waited_s < now else None)
+    hazards.end(Visit(), 1, 1, now)  # learns from those before it
+    hazards.end(Visit(), 1, 1, now)
+    base = class_of(hazards, 1, 1, now)
+    for turn, answer in product(of_turn, of_answer):
+        octaves = math.log2(of_turn[turn] * of_answer[answer])
+        learned = (class_of(hazards, turn, answer, now) - base) / CLASSES_PER_OCTAVE
+        assert abs(learned - octaves) <= 0.5, (turn, answer)
+
+
+def test_the_rate_is_the_best_of_any_time_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the arithmetic of all horizons."""
+    monkeypatch.setattr("radixrt.scheduler.radix.return_hazards.FIRST_FIT", 200)
+    rng, hazards, now, outcomes = np.random.default_rng(1), ReturnHazards(), 5000.0, []
+    for _ in range(200):  # a third soon, a third after a pause, a third never
+        waited_s = [rng.uniform(0, 3), rng.uniform(40, 90), None][int(rng.integers(3))]
+        outcomes.append((int(rng.integers(1, 9)), waited_s))
+        learn(hazards, 1, 1, *outcomes[-1])
+    hazards.end(Visit(), 1, 1, now)
+    ages = [0.0, *(2 ** (step / 2 - 1) for step in range(34))]
+
+    def rate(start: float, end: float) -> float:
+        returned, spent = 0.0, end - start
+        for pages, waited_s in outcomes:
+            until = now if waited_s is None else waited_s
+            spent += pages * max(0.0, min(until, end) - start)
+            returned += pages * (waited_s is not None and start <= waited_s < end)
+        return returned / spent
+
+    for start, age_s in zip(ages[:-2], (0.2, *(age * 1.2 for age in ages[1:-2])), strict=True):
+        best = max(rate(start, end) for end in ages if end > start)
+        assert hazards.rate(EVEN_ODDS, age_s) == pytest.approx(best)
+    assert hazards.rate(EVEN_ODDS, 10.0) > 3 * hazards.rate(EVEN_ODDS, 200.0)
+    assert hazards.rate(EVEN_ODDS + CLASSES_PER_OCTAVE, 10.0) == 2 * hazards.rate(EVEN_ODDS, 10.0)
 
 
 @settings(max_examples=60, deadline=None)
 @given(turn=st.integers(1, 10**6), answer=st.integers(0, 10**8), age_s=st.floats(-1e9, 1e12))
-def test_every_visit_has_a_class_and_every_age_a_hazard(
-    turn: int, answer: int, age_s: float
-) -> None:
-    hazards, visit = ReturnHazards(), Visit(turn)
+def test_every_visit_has_a_class_and_every_age_a_rate(turn: int, answer: int, age_s: float) -> None:
+    hazards = ReturnHazards()
+    visit = hazards.begin(Visit(turn, ended_s=-abs(age_s)), 0.0)
     hazards.end(visit, answer, 3, 0.0)
-    assert visit.kind == EVEN_ODDS and hazards.hazard(visit.kind, age_s) > 0
+    assert visit.kind == EVEN_ODDS and hazards.rate(visit.kind, age_s) > 0
 
 
 def test_visits_without_a_page_are_no_error() -> None:
@@ -102,14 +116,11 @@ def test_visits_that_are_forgotten_teach_nothing(monkeypatch: pytest.MonkeyPatch
             if answer == 1:
                 first = visit
                 hazards.begin(visit, number + 1.0)
-    hazards.end(learned := Visit(), 1, 1, 100.0)
-    assert learned.kind > EVEN_ODDS
+    assert class_of(hazards, 1, 1, 100.0) > EVEN_ODDS
     for number in range(200):
         hazards.end(Visit(), 1000, 1, 200.0 + number)
-    again = hazards.begin(first, 500.0)
-    assert again.turn == 2
-    hazards.end(forgotten := Visit(), 1, 1, 501.0)
-    assert forgotten.kind == EVEN_ODDS
+    assert hazards.begin(first, 500.0).turn == 2
+    assert class_of(hazards, 1, 1, 501.0) == EVEN_ODDS
 
 
 # ------------------------------------------------------------ what is evicted
@@ -118,53 +129,44 @@ def test_visits_that_are_forgotten_teach_nothing(monkeypatch: pytest.MonkeyPatch
 @settings(max_examples=60, deadline=None)
 @given(
     kinds=st.lists(st.integers(0, NUM_CLASSES - 1), min_size=1, max_size=40),
-    learned_rules=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_the_leaf_is_evicted_that_a_search_of_all_leaves_finds(
-    kinds: list[int], learned_rules: bool, seed: int
-) -> None:
+def test_the_leaf_is_evicted_that_a_search_of_all_leaves_finds(kinds: list[int], seed: int) -> None:
     rng, now = np.random.default_rng(seed), 1000.0
-    policy, root = ByValue(lambda: now), Node(None, b"", b"")
-    policy.hazards.learned_rules = learned_rules
-    leaves = []
+    policy, root, leaves = ByValue(lambda: now), Node(None, b"", b""), []
     for number, kind in enumerate(kinds):
         leaf = Node(root, b"%04d" % number, b"page", visit=Visit(kind=kind))
         leaf.stamp = int(1e9 * rng.uniform(0, now)) + number
         policy.offer(leaf)
         leaves.append(leaf)
 
-    def order(leaf: Node) -> float:
-        odds = 2.0**leaf.visit.kind if leaf.visit is not None else 0.0
-        return odds / (now - leaf.stamp * 1e-9 + SHIFT_S) if learned_rules else leaf.stamp
+    def rate(leaf: Node) -> float:
+        assert leaf.visit is not None
+        return policy.hazards.rate(leaf.visit.kind, now - leaf.stamp * 1e-9)
 
     for _ in kinds:
+        oldest = min(leaves, key=lambda leaf: leaf.stamp)
+        least = min(leaves, key=lambda leaf: (rate(leaf), leaf.stamp))
         chosen = policy.pop()
-        assert chosen is min(leaves, key=order)
+        assert chosen is (least if 2 * rate(least) <= rate(oldest) else oldest)
         leaves.remove(chosen)
         chosen.detach()
     assert policy.pop() is None
 
 
-def test_a_duel_is_decided_by_what_returns() -> None:
-    hazards = ReturnHazards()
-
-    def bets(count: int, learned_keeps_it: bool) -> None:
-        for _ in range(count):
-            returns, other = Visit(num_pages=3), Visit(num_pages=3)
-            hazards.bet(*((other, returns) if learned_keeps_it else (returns, other)))
-            hazards.begin(returns, 1.0)
-
-    assert not hazards.learned_rules
-    bets(30, learned_keeps_it=True)
-    assert hazards.learned_rules
-    bets(60, learned_keeps_it=False)
-    assert not hazards.learned_rules
-    for _ in range(60):
-        same = Visit(num_pages=100)
-        hazards.bet(same, same)
-        hazards.begin(same, 1.0)
-    assert not hazards.learned_rules, "where they agree, nobody wins"
+def test_the_newest_leaf_goes_first_where_prefixes_return_after_a_pause() -> None:
+    """While a return comes nearer, the longer wait is the better reason to stay."""
+    policy, root, now = ByValue(lambda: 100.0), Node(None, b"", b""), 100.0
+    for _ in range(FIRST_FIT + 1):
+        visit = Visit()
+        policy.hazards.end(visit, 8, 1, now - 70)
+        policy.hazards.begin(visit, now - 10)  # after 60 s
+    young, old = (
+        Node(root, key, b"page", stamp=int(1e9 * at)) for key, at in ((b"y", 99), (b"o", 55))
+    )
+    for leaf in (young, old):
+        policy.offer(leaf)
+    assert policy.pop() is young and policy.pop() is old
 
 
 # ------------------------------------------------------------ what is found
@@ -217,7 +219,7 @@ def test_chats_outlive_documents_that_nobody_asks_about_again() -> None:
     assert hits(trace, "lru", 600) < 1 and hits(trace, "value", 600) > 8
 
 
-def test_what_was_learned_wrongly_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_learned_wrongly_costs_little() -> None:
     """Chats end and documents return, after the opposite was learned."""
     traffic = Traffic()
     traffic.chats(0, pause_s=60, turns=12)
@@ -226,9 +228,7 @@ def test_what_was_learned_wrongly_costs_little(monkeypatch: pytest.MonkeyPatch) 
         traffic.chats(start, pause_s=60, turns=1)
     traffic.documents(720, 1440, again_s=20)
     trace = traffic.trace()
-    lru, value = hits(trace, "lru", 600), hits(trace, "value", 600)
-    monkeypatch.setattr(ReturnHazards, "learned_rules", property(lambda _: True, lambda *_: None))
-    assert value >= lru - 0.3 and hits(trace, "value", 600) < lru - 2
+    assert hits(trace, "value", 1000) >= hits(trace, "lru", 1000) - 0.3
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not here")

@@ -83,8 +83,9 @@ def turn_before(tree: RadixTree, sequence: Sequence, match: Match | None) -> Vis
     ghost = _evicted_page(tree, sequence, match)
     if ghost is not None and ghost.visit is not None:
         return ghost.visit
-    visit = None if match is None else match.node.visit
-    return visit if visit is not None and 2 * match.num_pages > visit.num_pages else None
+    if match is None or match.node.visit is None:
+        return None
+    return match.node.visit if 2 * match.num_pages > match.node.visit.num_pages else None
 
 
 def _evicted_page(tree: RadixTree, sequence: Sequence, match: Match | None) -> Ghost | None:

@@ -7,7 +7,6 @@ and the prefixes of waiting requests are evicted last (:class:`Awaited`).
 """
 
 import heapq
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import count, islice
@@ -150,54 +149,41 @@ def least_urgent() -> ByKey:
     )
 
 
-COMPARE_EVERY = 8
-"""Evictions from one comparison of the classes to the next, at most."""
+CLEARLY_LESS = 0.5
+"""A leaf is evicted before the least recently used one if its rate of returns is at most this share
+of the other's. Odds are learned from few returns: small differences between them are chance."""
 
 
 class ByValue(EvictionPolicy):
-    """Evicts the leaf that is least likely to return in the next second, as long as this does
-    better than LRU.
+    """Evicts the least recently used leaf, or one that is clearly less likely to return.
 
-    Leaves of a class of odds go in the order of their last use. O(log n): the class that a
-    comparison of all has chosen goes on until its next leaf comes behind what was second best.
+    O(log n): of each class of odds, the oldest and the newest leaf are looked at, as the chance of a
+    return may rise with age, or fall.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.hazards: ReturnHazards = ReturnHazards()
         self._clock = clock
-        self._classes = [LeafHeap() for _ in range(NUM_CLASSES)]
-        self._chosen, self._second, self._since = self._classes[EVEN_ODDS], -math.inf, 0
+        self._oldest = [LeafHeap() for _ in range(NUM_CLASSES)]
+        self._newest = [LeafHeap() for _ in range(NUM_CLASSES)]
 
     def offer(self, leaf: Node) -> None:
-        self._classes[_class_of(leaf)].push(leaf.stamp, leaf)
+        kind = EVEN_ODDS if leaf.visit is None else leaf.visit.kind
+        self._oldest[kind].push(leaf.stamp, leaf)
+        self._newest[kind].push(-leaf.stamp, leaf)
 
     def pop(self) -> Node | None:
-        self._since += 1
-        leaf = self._chosen.peek()
-        if leaf is None or self._since > COMPARE_EVERY or self._order(leaf) > self._second:
-            self._compare()
-        return self._chosen.pop()
-
-    def _order(self, leaf: Node) -> float:
-        return self._hazard(leaf) if self.hazards.learned_rules else leaf.stamp
-
-    def _hazard(self, leaf: Node) -> float:
-        return self.hazards.hazard(_class_of(leaf), self._clock() - leaf.stamp * 1e-9)
-
-    def _compare(self) -> None:
-        tops = [leaf for heap in self._classes if (leaf := heap.peek()) is not None]
-        if tops:
-            oldest = min(tops, key=lambda leaf: leaf.stamp)
-            unlikeliest = min(tops, key=lambda leaf: (self._hazard(leaf), leaf.stamp))
-            self.hazards.bet(unlikeliest.visit, oldest.visit)
-            first = unlikeliest if self.hazards.learned_rules else oldest
-            others = (self._order(leaf) for leaf in tops if leaf is not first)
-            self._chosen, self._since = self._classes[_class_of(first)], 0
-            self._second = min(others, default=math.inf)
-
-
-def _class_of(leaf: Node) -> int:
-    return EVEN_ODDS if leaf.visit is None else leaf.visit.kind
+        now = self._clock()
+        tops = [
+            (self.hazards.rate(kind, now - leaf.stamp * 1e-9), leaf.stamp, heap)
+            for heaps in (self._oldest, self._newest)
+            for kind, heap in enumerate(heaps)
+            if (leaf := heap.peek()) is not None
+        ]
+        if not tops:
+            return None
+        least, oldest = min(tops, key=lambda top: top[:2]), min(tops, key=lambda top: top[1])
+        return (least if least[0] <= CLEARLY_LESS * oldest[0] else oldest)[2].pop()
 
 
 class Hinted(EvictionPolicy):
@@ -447,6 +433,16 @@ POLICIES: dict[EvictionPolicyName, Callable[[Clock], EvictionPolicy]] = {
     "fifo": lambda clock: Hinted(first_in_first_out(), clock),
     "priority": lambda clock: Hinted(least_urgent(), clock),
 }
+
+
+def eviction_rule(policy: EvictionPolicyName, leaf: Node, is_above_share: bool) -> str:
+    """The rule by which a leaf was chosen, as explanations of cache misses name it."""
+    if is_above_share:
+        return "max_cached_fraction"
+    if leaf.hint is None or leaf.hint.level not in (NONE, HIGH):
+        stated = leaf.hint is not None and leaf.hint.next_use is not None
+        return "next_use" if stated else policy
+    return "retain=none" if leaf.hint.level == NONE else "retain=high"
 
 
 def make_policy(name: EvictionPolicyName, clock: Clock) -> EvictionPolicy:

@@ -6,6 +6,7 @@ order, so the new owner writes later.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,11 @@ from radixrt.messages.steps import SAME_STATE, DraftSources
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.divergence import cache_facts, continuation, turn_before
-from radixrt.scheduler.radix.eviction import make_policy
+from radixrt.scheduler.radix.eviction import eviction_rule, make_policy
 from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
 from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.leases import Lease, Leases
-from radixrt.scheduler.radix.node import HIGH, NONE, Match, Node, SequenceEnd
+from radixrt.scheduler.radix.node import Match, Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.radix.pool_record import PoolRecord
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
@@ -104,20 +105,11 @@ class KVCache:
         """``count`` pages (at most ``num_available``), evicted from the tree if need be."""
         missing = count - self.allocator.num_free
         if missing > 0:
-            pages = self.tree.evict(missing, self._eviction_rule)
+            pages = self.tree.evict(missing, partial(eviction_rule, self._policy_name))
             if self.disk is not None and len(pages):
                 self.disk.evicted()
             self._free_evicted(pages)
         return self.allocator.allocate(count)
-
-    def _eviction_rule(self, leaf: Node, is_above_share: bool) -> str:
-        """The rule by which a leaf was chosen."""
-        if is_above_share:
-            return "max_cached_fraction"
-        if leaf.hint is None or leaf.hint.level not in (NONE, HIGH):
-            stated = leaf.hint is not None and leaf.hint.next_use is not None
-            return "next_use" if stated else self._policy_name
-        return "retain=none" if leaf.hint.level == NONE else "retain=high"
 
     def _free_evicted(self, pages: Pages) -> int:
         self._free(pages)
@@ -411,9 +403,9 @@ class KVCache:
             self._note_end(sequence, sequence.node, tail[: 2 * self.page_size].tobytes())
         if ended and self._share:
             self._apply_hints(sequence.options, sequence.root, sequence.node, max(start, full))
-            if (visit := sequence.visit) is not None and self.policy.hazards is not None:
-                sequence.node.visit, num_pages = visit, max(start, full)
-                self.policy.hazards.end(visit, sequence.num_output, num_pages, self._clock())
+            if self.policy.hazards is not None and sequence.visit is not None:
+                sequence.node.visit = visit = sequence.visit
+                self.policy.hazards.end(visit, sequence.num_output, max(start, full), self._clock())
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)

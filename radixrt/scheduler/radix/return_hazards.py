@@ -1,33 +1,40 @@
 """Learns which prefixes are likely to be used again, for each second that they stay.
 
-The chance that a prefix returns in the next second falls with the time since its last use, as
-1 / (age + SHIFT_S), and is larger or smaller by the *odds* of its class (proportional hazards: Cox,
-1972). The class is that of the request that used it last: the turn of its conversation, and the length
-of its answer. So the odds of a class are the pages of it that have returned, over those that would
-have if all classes were alike.
+Proportional hazards (Cox, 1972): the chance that a prefix returns in the next second is a *baseline*,
+which depends on the time since its last use, times *odds*, which depend on the request that used it
+last: on the turn of its conversation, the pause before it, and the length of its answer. A prefix is
+worth the highest rate of returns over any time from now on (Gittins, 1979), as it may return after a
+pause in which it does not.
 """
 
 import math
+from bisect import bisect
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-SHIFT_S = 200.0
-"""Younger prefixes are hardly more likely to return in the next second than those of this age."""
-NUM_CLASSES = 9
+_STARTS_S = [0.0, *(2 ** (step / 2 - 1) for step in range(33))]
+"""Ages from which on the baseline differs: half a second and on by half octaves, to nine hours."""
+CLASSES_PER_OCTAVE = 2
+NUM_CLASSES = 8 * CLASSES_PER_OCTAVE + 1
+"""Classes of odds, from 1/16 to 16."""
 EVEN_ODDS = NUM_CLASSES // 2
-"""The class of odds 1; odds are kept in steps of a factor of 2, from 1/16 to 16."""
+"""The class of odds 1."""
 MAX_VISITS = 4096
 """The visits that are learned from: the last ones."""
 FIT_EVERY, FIRST_FIT = 256, 32
-"""Visits from one fit to the next, which takes a tenth of a millisecond; at the start an eighth of
-those seen."""
+"""Visits from one fit to the next; at the start an eighth of those seen."""
 PRIOR_VISITS = 5.0
-"""Visits that return as often as all do, as which each class begins."""
-_TURNS, _LENGTHS = 4, 16
-"""Turns and lengths of answers that are told apart, by powers of 2."""
-_KEPT, _LEAD = 0.99, 0.05
-"""What a duel's score keeps from bet to bet, and the lead, as a share of the stakes, that decides."""
+"""Visits that return as often as all do, as which the odds of each level begin."""
+_NUM_LEVELS = (4, 16, 6)
+"""Of turns, lengths of answers and pauses."""
+_FITTING_ROUNDS = 6
+"""In each, the odds of each feature are fitted in turn, with those of the others as they are."""
+_ODDS_OF_CLASS = [2.0 ** ((kind - EVEN_ODDS) / CLASSES_PER_OCTAVE) for kind in range(NUM_CLASSES)]
+_WIDTHS_S = np.diff(_STARTS_S, append=2 * _STARTS_S[-1])
+
+_Floats = NDArray[np.float64]
 
 
 class Visit(msgspec.Struct, gc=False, eq=False):
@@ -35,86 +42,87 @@ class Visit(msgspec.Struct, gc=False, eq=False):
 
     turn: int = 1
     """Of its conversation."""
+    pause_s: float | None = None
+    """From the end of the turn before it to its own begin."""
+    kind: int = EVEN_ODDS
+    """The class of its odds, like the next ones once it has ended."""
     number: int = -1
     """Counts the visits that have ended."""
     num_pages: int = 0
-    """Of its whole prefix, like the next ones since it ended."""
+    """Of its whole prefix."""
     ended_s: float = 0.0
-    kind: int = EVEN_ODDS
-    """The class of its odds."""
-    bet: int = 0
-    """1: only the learned order would keep its prefix; -1: only LRU would; 0: neither, or both."""
 
 
 class ReturnHazards:
-    """The odds of each class of requests, and whether evicting by them does better than LRU.
-
-    LRU is hard to beat where memory is ample, and odds may be learned wrongly. Where the two would
-    evict different leaves, each bets on the one that it would keep, and a leaf that returns wins.
-    (Qureshi et al., 2007, let policies duel in sampled sets of a cache.)
-    """
+    """The baseline, and the odds of each class of requests."""
 
     def __init__(self) -> None:
-        self.learned_rules = False
-        self._score = self._stakes = 0.0
-        self._odds = np.ones(_TURNS * _LENGTHS)
+        self._rates: list[float] = [1 / (start + 1) for start in _STARTS_S]
+        self._odds = [np.ones(count) for count in _NUM_LEVELS]
         self._count, self._next_fit = 0, FIRST_FIT
-        self._classes = np.zeros(MAX_VISITS, np.intp)
-        """A row for each of the last visits, like the columns below."""
+        self._levels = np.zeros((len(_NUM_LEVELS), MAX_VISITS), np.intp)
+        """A column for each of the last visits, as in the arrays below."""
         self._pages, self._ended_s, self._waited_s = np.zeros((3, MAX_VISITS))
         """Seconds from its end to its return are NaN as long as there was none."""
-
-    def bet(self, learned_evicts: Visit | None, lru_evicts: Visit | None) -> None:
-        """Bet on the last visits of two leaves."""
-        for visit, bet in ((learned_evicts, -1), (lru_evicts, 1)):
-            if visit is not None:
-                visit.bet = bet * (learned_evicts is not lru_evicts)
-
-    def _settle(self, visit: Visit) -> None:
-        if visit.bet:
-            self._score = _KEPT * self._score + visit.bet * visit.num_pages
-            self._stakes = _KEPT * self._stakes + visit.num_pages
-            if abs(self._score) > _LEAD * self._stakes:
-                self.learned_rules = self._score > 0
-            visit.bet = 0
 
     def begin(self, before: Visit | None, now: float) -> Visit:
         """The visit of a request that begins; ``before``, the turn before it, has returned."""
         if before is None:
             return Visit()
-        self._settle(before)
-        row = before.number % MAX_VISITS
-        if before.number >= self._count - MAX_VISITS and np.isnan(self._waited_s[row]):
-            self._waited_s[row] = now - before.ended_s
-        return Visit(before.turn + 1)
+        pause_s, place = now - before.ended_s, before.number % MAX_VISITS
+        if before.number >= self._count - MAX_VISITS and np.isnan(self._waited_s[place]):
+            self._waited_s[place] = pause_s
+        return Visit(before.turn + 1, pause_s)
 
     def end(self, visit: Visit, num_output: int, num_pages: int, now: float) -> None:
         """A visit ends with so many tokens in its answer."""
         if self._count >= self._next_fit:
             self._next_fit += min(FIT_EVERY, max(FIRST_FIT, self._count // 8))
             self._fit(now)
-        turn, length = (visit.turn - 1).bit_length(), num_output.bit_length()
-        one = min(turn, _TURNS - 1) * _LENGTHS + min(length, _LENGTHS - 1)
-        odds, row = round(math.log2(self._odds[one])), self._count % MAX_VISITS
-        visit.kind = min(max(odds + EVEN_ODDS, 0), NUM_CLASSES - 1)
+        levels, place = _levels(visit, num_output), self._count % MAX_VISITS
+        odds = math.prod(float(of[level]) for of, level in zip(self._odds, levels, strict=True))
+        kind = EVEN_ODDS + round(CLASSES_PER_OCTAVE * math.log2(odds))
+        visit.kind = min(max(kind, 0), NUM_CLASSES - 1)
         visit.number, visit.num_pages, visit.ended_s = self._count, max(1, num_pages), now
-        self._classes[row], self._pages[row] = one, visit.num_pages
-        self._ended_s[row], self._waited_s[row] = now, math.nan
+        self._levels[:, place], self._pages[place] = levels, visit.num_pages
+        self._ended_s[place], self._waited_s[place] = now, math.nan
         self._count += 1
 
-    def hazard(self, kind: int, age_s: float) -> float:
-        """The chance that a prefix of a class of odds returns in the next second, but for a factor
-        that is the same for all."""
-        return 2.0 ** (kind - EVEN_ODDS) / (max(age_s, 0.0) + SHIFT_S)
+    def rate(self, kind: int, age_s: float) -> float:
+        """The highest rate of returns per second that a prefix of a class of odds can expect."""
+        age = bisect(_STARTS_S, max(age_s, 0.0)) - 1
+        return _ODDS_OF_CLASS[kind] * self._rates[age]
 
     def _fit(self, now: float) -> None:
         seen = slice(min(self._count, MAX_VISITS))
-        pages, waited, classes = self._pages[seen], self._waited_s[seen], self._classes[seen]
-        returned = ~np.isnan(waited)
-        waited = np.where(returned, waited, now - self._ended_s[seen])
-        returns = pages * returned
-        expected = pages * np.log1p(np.maximum(waited, 0.0) / SHIFT_S)
-        expected *= returns.sum() / max(expected.sum(), 1e-9)
-        prior, count = PRIOR_VISITS * pages.mean(), len(self._odds)
-        seen_by_class = np.bincount(classes, returns, count)
-        self._odds = (seen_by_class + prior) / (np.bincount(classes, expected, count) + prior)
+        pages, waited_s, levels = self._pages[seen], self._waited_s[seen], self._levels[:, seen]
+        has_returned = ~np.isnan(waited_s)
+        waited_s = np.where(has_returned, waited_s, now - self._ended_s[seen])
+        returns = pages * has_returned
+        expected = self._fit_baseline(np.maximum(waited_s, 0.0), pages, returns)
+        for odds, level in zip(self._odds, levels, strict=True):
+            expected *= odds[level]
+        prior = PRIOR_VISITS * pages.mean()
+        for _ in range(_FITTING_ROUNDS):
+            for odds, level in zip(self._odds, levels, strict=True):
+                by_others = np.bincount(level, expected, len(odds)) / odds
+                fitted = (np.bincount(level, returns, len(odds)) + prior) / (by_others + prior)
+                expected *= (fitted / odds)[level]
+                odds[:] = fitted
+
+    def _fit_baseline(self, waited_s: _Floats, pages: _Floats, returns: _Floats) -> _Floats:
+        """Learn the baseline; returns the pages of each visit of which it expects the return in the
+        time that the visit has waited."""
+        spent_s = pages[:, None] * np.clip(waited_s[:, None] - _STARTS_S, 0, _WIDTHS_S)
+        at = np.searchsorted(_STARTS_S, waited_s, "right") - 1
+        returned, waited = np.bincount(at, returns, len(_STARTS_S)), spent_s.sum(axis=0) + _WIDTHS_S
+        ages = range(len(_STARTS_S))
+        self._rates = [float((returned[n:].cumsum() / waited[n:].cumsum()).max()) for n in ages]
+        expected: _Floats = spent_s @ (returned / waited)
+        return expected
+
+
+def _levels(visit: Visit, num_output: int) -> list[int]:
+    pause = 0 if visit.pause_s is None else 1 + int(visit.pause_s / 2).bit_length() // 2
+    levels = (visit.turn - 1).bit_length(), num_output.bit_length(), pause
+    return [min(level, count - 1) for level, count in zip(levels, _NUM_LEVELS, strict=True)]
