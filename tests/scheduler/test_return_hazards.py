@@ -47,7 +47,7 @@ def class_of(hazards: ReturnHazards, turn: int, answer: int, now: float) -> int:
     return visit.kind
 
 
-def test_odds_that_returns_were_drawn_with_are_learned() -> None:
+def test_odds_that_returns_were_drawn_with_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns and answers multiply the odds, each by their own factor."""
     rng, hazards, now = np.random.default_rng(0), ReturnHazards(), 400.0
     of_turn, of_answer = {1: 1.0, 2: 2.0, 3: 4.0}, {1: 1.0, 1000: 4.0}
@@ -55,8 +55,9 @@ def test_odds_that_returns_were_drawn_with_are_learned() -> None:
         turn, answer = int(rng.choice(list(of_turn))), int(rng.choice(list(of_answer)))
         waited_s = rng.exponential(1600 / of_turn[turn] / of_answer[answer])
         learn(hazards, turn, answer, int(rng.integers(1, 9)), waited_s if waited_s < now else None)
-    hazards.end(Visit(), 1, 1, now)  # learns from those before it
-    hazards.end(Visit(), 1, 1, now)
+    monkeypatch.setattr("radixrt.scheduler.radix.return_hazards.FIT_EVERY", 1)
+    for _ in range(300):  # the next fit, and more
+        hazards.end(Visit(), 1, 1, now)
     base = class_of(hazards, 1, 1, now)
     for turn, answer in product(of_turn, of_answer):
         octaves = math.log2(of_turn[turn] * of_answer[answer])

@@ -14,8 +14,8 @@ class SchedulerSettings:
 
     eviction_policy: EvictionPolicyName = _cache(
         "value",
-        "KV that is evicted first: value the least likely to return, as learned; lru the least recently "
-        "used; fifo the first computed; priority that of the lowest priority.",
+        "KV that is evicted first: lru the least recently used; value as lru, but KV that seldom returns "
+        "before it; fifo the first computed; priority that of the lowest priority.",
     )
     max_pinned_fraction: float = _cache(
         0.5,

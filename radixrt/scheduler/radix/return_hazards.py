@@ -99,9 +99,10 @@ class ReturnHazards:
         has_returned = ~np.isnan(waited_s)
         waited_s = np.where(has_returned, waited_s, now - self._ended_s[seen])
         returns = pages * has_returned
-        expected = self._fit_baseline(np.maximum(waited_s, 0.0), pages, returns)
+        weights = pages.copy()
         for odds, level in zip(self._odds, levels, strict=True):
-            expected *= odds[level]
+            weights *= odds[level]
+        expected = self._fit_baseline(np.maximum(waited_s, 0.0), weights, returns)
         prior = PRIOR_VISITS * pages.mean()
         for _ in range(_FITTING_ROUNDS):
             for odds, level in zip(self._odds, levels, strict=True):
