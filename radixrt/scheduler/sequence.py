@@ -274,6 +274,11 @@ class Sequence:
                     return run.start, run.start + run.num_tokens
         return None
 
+    def before_image(self, num_tokens: int) -> int:
+        """So many leading tokens, or those before the image that they would split."""
+        split = self.split_image(num_tokens)
+        return num_tokens if split is None else split[0]
+
     def known_tokens(self) -> TokenIds:
         return self.tokens[: self.num_tokens]
 

@@ -158,12 +158,6 @@ class KVCache:
         num_pages, state = self.states.nearest(pages) if self.states else (len(pages), SAME_STATE)
         return num_pages * self.page_size, state
 
-    @staticmethod
-    def _before_image(sequence: Sequence, usable: int) -> int:
-        """``usable`` leading tokens, or those before the image that they would split."""
-        split = sequence.split_image(usable)
-        return usable if split is None else split[0]
-
     def is_state_coming(self, match: Match | None) -> bool:
         """Whether the plan in the making keeps a state of a found prefix that is better than what
         there is, so that it is worth to wait for the next plan."""
@@ -274,7 +268,7 @@ class KVCache:
         again: the same bits.
         """
         usable, state = self._usable(pages)
-        usable = self._before_image(sequence, usable)
+        usable = sequence.before_image(usable)
         self._slots.planned[sequence.slot] = sequence.kept_to = usable
         if self.states:
             end = len(pages) * self.page_size
@@ -311,7 +305,7 @@ class KVCache:
         match = self.find_prefix(sequence)
         if match is None:
             return None
-        usable = self._before_image(sequence, self.usable_tokens(match))
+        usable = sequence.before_image(self.usable_tokens(match))
         if usable <= slots.planned[slot]:
             return None
         pages, node = match.pages, self.tree.lock_match(match)
