@@ -41,7 +41,7 @@ test-isas: install ## Run the tests with the kernels of old processors, as with 
 	$(MAKE) test
 
 test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary, and replays of traces with every policy; minutes
-	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py tests/bench/test_bench_cache.py tests/bench/test_exact_order.py $(ARGS)
+	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py tests/bench/test_bench_cache.py tests/bench/test_bench_routing.py tests/bench/test_exact_order.py $(ARGS)
 
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary, and longer floods; many minutes
 	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)

@@ -15,7 +15,7 @@ import pytest
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import EngineDiedError
+from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.offline import background_engine
 from radixrt.tokenizer.process import TokenizerProcess
@@ -98,10 +98,12 @@ class ThreadSupervisor:
         """Until it is stopped.
 
         Raises:
-            EngineDiedError: a thread has failed.
+            ConfigError, EngineDiedError: a thread has failed.
         """
         while not self._stopping.wait(0.05):
             failure = self._engine.tokenizer.failure or self._engine.scheduler.failure
+            if isinstance(failure, ConfigError):
+                raise failure
             if failure is not None:
                 raise EngineDiedError(f"{type(failure).__name__}: {failure}") from failure
 

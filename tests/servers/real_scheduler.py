@@ -87,6 +87,9 @@ class InThreads:
         self.process.stop = self._stop
         with contextlib.suppress(SystemExit):
             self.process.run()
+        disk = self.process.scheduler.state.kv.disk
+        if disk is not None:  # of a process, the system closes the files
+            disk.close()
 
     def _work(self) -> None:
         raise NotImplementedError
