@@ -44,7 +44,7 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py tests/bench/test_bench_cache.py tests/bench/test_bench_routing.py tests/bench/test_exact_order.py $(ARGS)
 
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary, and longer floods; many minutes
-	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
+	RADIXRT_SCHEDULER_EXAMPLES=5000 RADIXRT_EVICTION_EXAMPLES=2000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py grammar_protocol.py eviction.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
 
 test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, in a crowded pool, by a server and with adapters; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest $(addprefix tests/engine/test_,speculation.py draft_heads.py mtp.py) tests/server/test_speculation.py tests/adapters/test_activated.py --timeout 0 $(ARGS)

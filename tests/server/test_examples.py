@@ -1,18 +1,21 @@
 """The examples and the load generator print the promised results with a real model."""
 
 import argparse
+import contextlib
+import io
 import itertools
 import json
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import children
 from radixrt.bench.arguments import add_arguments
 from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.servers.engine_in_threads import engines_in_threads
 from tests.servers.servers_in_process import serving_in_process
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -32,13 +35,16 @@ def base_url(long_checkpoint: Path) -> Iterator[str]:
 
 
 def run_example(name: str, *flags: str) -> str:
-    """What the example prints."""
-    done = children.run(
-        [sys.executable, str(EXAMPLES / name), *flags],
-        capture_output=True, text=True, errors="replace", timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What the example prints, in this process."""
+    printed = io.StringIO()
+    with (
+        engines_in_threads(),
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+    ):
+        patch.setattr(sys, "argv", [name, *flags])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return printed.getvalue()
 
 
 def test_from_the_second_question_on_nine_tenths_of_the_prompt_are_cached(base_url: str) -> None:
