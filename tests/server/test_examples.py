@@ -1,13 +1,9 @@
 """The examples and the load generator print the promised results with a real model."""
 
 import argparse
-import contextlib
-import io
 import itertools
 import json
 import re
-import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +11,7 @@ import pytest
 
 from radixrt.bench.arguments import add_arguments
 from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.command_line import run_program
 from tests.servers.engine_in_threads import engines_in_threads
 from tests.servers.servers_in_process import serving_in_process
 
@@ -35,16 +32,9 @@ def base_url(long_checkpoint: Path) -> Iterator[str]:
 
 
 def run_example(name: str, *flags: str) -> str:
-    """What the example prints, in this process."""
-    printed = io.StringIO()
-    with (
-        engines_in_threads(),
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(printed),
-    ):
-        patch.setattr(sys, "argv", [name, *flags])
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    return printed.getvalue()
+    """What the example prints."""
+    with engines_in_threads():
+        return run_program(EXAMPLES / name, *flags)
 
 
 def test_from_the_second_question_on_nine_tenths_of_the_prompt_are_cached(base_url: str) -> None:
