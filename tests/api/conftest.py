@@ -56,6 +56,14 @@ class RunningServer:
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20)
 
+    def info(self, check_invariants: bool = False) -> dict[str, Any]:
+        """The answer of ``/get_server_info``."""
+        params = {"check_invariants": "true"} if check_invariants else {}
+        response = httpx.get(f"{self.url}/get_server_info", params=params, timeout=30)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
 
 def send(
     server: RunningServer,
