@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-pieces test-turns test-receipts test-clients test-browser screenshots test-kernels test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
+.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-pieces test-turns test-random test-receipts test-clients test-browser screenshots test-kernels test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ test-pieces: install ## 1,000 prompts in random pieces with each tokenizer of th
 
 test-turns: install ## Ten and twenty turns of agents, with real models; a minute
 	RADIXRT_TURNS=1 $(BIN)/python -m pytest $(addprefix tests/server/test_,agent_turns.py hybrid_turns.py next_turns.py) $(ARGS)
+
+test-random: install ## All random examples of the tests of which make test tries a third; a minute
+	RADIXRT_EVERY_EXAMPLE=1 $(BIN)/python -m pytest $$(grep -rl "suite import examples" tests --include=test_*.py) $(ARGS)
 
 test-kernels: install ## Every case of the kernels' tests on every instruction set of this processor; two minutes
 	RADIXRT_EVERY_KERNEL=1 $(BIN)/python -m pytest tests/kernels $(ARGS)

@@ -36,5 +36,6 @@ def run_program(file: Path, *arguments: str) -> str:
         contextlib.redirect_stdout(printed),
     ):
         patch.setattr(sys, "argv", [file.name, *arguments])
+        patch.syspath_prepend(file.parent)
         runpy.run_path(str(file), run_name="__main__")
     return printed.getvalue()

@@ -1,5 +1,6 @@
 """The built-in model through its server, as a newcomer meets it."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -26,7 +27,8 @@ def test_it_answers_about_what_it_never_saw(base_url: str, tmp_path: Path) -> No
     """A few conversations a task, so the bars are lower than those of `make eval-demo`."""
     results = tmp_path / "results.json"
     flags = ["--base-url", base_url, "--asked", "5", "--free-json", "--json", str(results)]
-    run("train_demo_model/evaluate.py", *flags)
+    with contextlib.suppress(SystemExit):  # its own bars are missed
+        run("train_demo_model/evaluate.py", *flags)
     shares = {row["name"]: row["share"] for row in json.loads(results.read_text())}
     assert set(shares) == {"qa_300", "qa_1500", "json", "label", "second_turn", "tool"}
     assert all(share >= 0.6 for share in shares.values()), shares
