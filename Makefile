@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-pieces test-receipts test-clients test-browser screenshots test-kernels test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
+.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-pieces test-turns test-random test-receipts test-clients test-browser screenshots test-kernels test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,10 +41,10 @@ test-isas: install ## Run the tests with the kernels of old processors, as with 
 	$(MAKE) test
 
 test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary, and replays of traces with every policy; minutes
-	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py tests/bench/test_bench_cache.py tests/bench/test_exact_order.py $(ARGS)
+	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py tests/bench/test_bench_cache.py tests/bench/test_bench_routing.py tests/bench/test_exact_order.py $(ARGS)
 
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary, and longer floods; many minutes
-	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
+	RADIXRT_SCHEDULER_EXAMPLES=5000 RADIXRT_EVICTION_EXAMPLES=2000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py grammar_protocol.py eviction.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
 
 test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, in a crowded pool, by a server and with adapters; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest $(addprefix tests/engine/test_,speculation.py draft_heads.py mtp.py) tests/server/test_speculation.py tests/adapters/test_activated.py --timeout 0 $(ARGS)
@@ -54,6 +54,12 @@ test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batch
 
 test-pieces: install ## 1,000 prompts in random pieces with each tokenizer of the tests: the ids and bits of the whole; minutes
 	RADIXRT_SPLITS=20 $(BIN)/python -m pytest tests/server/test_pieces.py tests/tokenizer/test_settled.py --timeout 0 -k split $(ARGS)
+
+test-turns: install ## Ten and twenty turns of agents, with real models; a minute
+	RADIXRT_TURNS=1 $(BIN)/python -m pytest $(addprefix tests/server/test_,agent_turns.py hybrid_turns.py next_turns.py) $(ARGS)
+
+test-random: install ## All random examples of the tests of which make test tries a third; a minute
+	RADIXRT_EVERY_EXAMPLE=1 $(BIN)/python -m pytest $$(grep -rl "suite import examples" tests --include=test_*.py) $(ARGS)
 
 test-kernels: install ## Every case of the kernels' tests on every instruction set of this processor; two minutes
 	RADIXRT_EVERY_KERNEL=1 $(BIN)/python -m pytest tests/kernels $(ARGS)
@@ -124,7 +130,7 @@ test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clien
 	RADIXRT_CACHE_KILLS=50 RADIXRT_CACHE_CLIENTS=32 RADIXRT_DAMAGES=10000 RADIXRT_EVICTIONS=1000000 $(BIN)/python -m pytest --timeout 0 tests/server/test_cache_dir.py tests/worker/test_page_mover.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 RADIXRT_STATES=1 $(BIN)/python -m pytest --timeout 0 $(addprefix tests/engine/test_,determinism.py states.py kv_spec.py) tests/engine/test_against_transformers.py tests/models/test_against_transformers.py tests/engine/test_images.py tests/server/test_images.py tests/tokenizer/test_image_decoder.py $(ARGS)
+	RADIXRT_DETERMINISM=60 RADIXRT_STATES=1 $(BIN)/python -m pytest --timeout 0 $(addprefix tests/engine/test_,determinism.py states.py kv_spec.py) tests/engine/test_against_transformers.py tests/models/test_against_transformers.py tests/models/test_latent_attention.py tests/engine/test_images.py tests/server/test_images.py tests/tokenizer/test_image_decoder.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)

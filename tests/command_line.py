@@ -1,10 +1,12 @@
-"""Commands of ``radixrt`` in the tests' own process, which has imported what they need: a process
-of its own takes a second for that."""
+"""Commands of ``radixrt`` and programs in the tests' own process, which has imported what they need:
+a process of its own takes a second for that."""
 
 import contextlib
 import io
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +26,16 @@ def run_here(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
         main(arguments)
     said = [stream.buffer.getvalue().decode() for stream in (out, error)]  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *said)
+
+
+def run_program(file: Path, *arguments: str) -> str:
+    """What a Python program prints."""
+    printed = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+    ):
+        patch.setattr(sys, "argv", [file.name, *arguments])
+        patch.syspath_prepend(file.parent)
+        runpy.run_path(str(file), run_name="__main__")
+    return printed.getvalue()

@@ -19,6 +19,7 @@ from tests.checkpoints import (
     make_tokenizer,
 )
 from tests.servers import Server, serving
+from tests.servers.engine_in_threads import engines_in_threads
 from tests.suite import (  # noqa: F401 (hooks)
     pytest_collection_finish,
     pytest_collection_modifyitems,
@@ -105,14 +106,16 @@ def demo_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def demo_llm() -> Iterator[LLM]:
-    """An engine with the built-in model."""
-    with LLM(max_total_tokens=16384) as llm:
+    """An engine with the built-in model, in threads."""
+    with engines_in_threads():
+        llm = LLM(max_total_tokens=16384)
+    with llm:
         yield llm
 
 
 @pytest.fixture(scope="session")
 def tiny_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """An engine with a tiny Llama."""
+    """An engine with a tiny Llama, in processes of its own."""
     model_dir = make_served(tmp_path_factory.mktemp("llama"))
     with LLM(str(model_dir), page_size=4, max_total_tokens=8192) as llm:
         yield llm

@@ -19,6 +19,15 @@ import numpy as np
 import pytest
 import torch
 
+EVERY_EXAMPLE = "RADIXRT_EVERY_EXAMPLE" in os.environ
+
+
+def examples(in_full: int) -> int:
+    """Random examples of a test that has many: a third of them in ``make test``, all in ``make
+    test-random``."""
+    return in_full if EVERY_EXAMPLE else in_full // 3
+
+
 DEMO_SERVER = "demo server"
 SHARED = {
     "tests/cli/test_cache_bundles.py": DEMO_SERVER,

@@ -1,14 +1,11 @@
 """A server without an engine: the real api and tokenizer, and a scheduler that follows a script."""
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
 import json
-import shutil
 import socket
 import ssl
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -28,10 +25,10 @@ from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.messages.answers import EngineInfo
 from radixrt.parsers.choice import with_parsers
-from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.checkpoints.tiny_tokenizers import save_byte_level
 from tests.servers.compilers import compilers_on_demand
+from tests.servers.engine_in_threads import EngineInThreads, Loop
 from tests.servers.fake_scheduler import FakeScheduler, engine_info
 
 
@@ -59,6 +56,14 @@ class RunningServer:
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20)
 
+    def info(self, check_invariants: bool = False) -> dict[str, Any]:
+        """The answer of ``/get_server_info``."""
+        params = {"check_invariants": "true"} if check_invariants else {}
+        response = httpx.get(f"{self.url}/get_server_info", params=params, timeout=30)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
 
 def send(
     server: RunningServer,
@@ -84,26 +89,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
-
-
-class _Loop:
-    """A coroutine in a thread with an event loop of its own."""
-
-    def __init__(self, make: Callable[[], object]) -> None:
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(make)), daemon=True)
-        self._thread.start()
-        self._ready.wait()
-
-    async def _run(self, make: Callable[[], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.ensure_future(make())
-        self._ready.set()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(10)
 
 
 StartServer = Callable[..., RunningServer]
@@ -137,38 +122,16 @@ def starting(model_folder: Path) -> Iterator[StartServer]:
     ) -> RunningServer:
         defaults = {"served_model_name": "tiny", "tool_call_parser": "hermes"}
         config = with_parsers(ServerConfig(model_path=str(model), **{**defaults, **settings}))
-        run_dir = Channels.make_run_dir()
-        channels = Channels(run_dir)
+        channels = Channels(Channels.make_run_dir())
         rows = config.max_running_requests or MIN_RUNNING_REQUESTS
         info = msgspec.structs.replace(info or engine_info(), max_running_requests=rows)
         given = (info, *([] if scheduler_type is FakeScheduler else [config]))
-        replica = channels.of_replica(0, 0)
-        replica.folder.mkdir()
-        scheduler = scheduler_type(replica, *given)
-        vocabulary = Vocabulary.load(config)
-
-        async def tokenizer() -> None:
-            process = TokenizerProcess(config, channels, vocabulary, SupervisorLink())
-            try:
-                await process.run()
-            finally:
-                process.close()
-
+        engine = EngineInThreads(config, channels, lambda replica: scheduler_type(replica, *given))
         listen_socket = socket.create_server(("127.0.0.1", 0))
         port = listen_socket.getsockname()[1]
-        loops = [
-            _Loop(tokenizer),
-            _Loop(lambda: serve(config, channels, listen_socket, SupervisorLink())),
-        ]
-
-        def stop() -> None:
-            for loop in reversed(loops):
-                loop.stop()
-            scheduler.close()
-            shutil.rmtree(run_dir, ignore_errors=True)
-
-        stops.append(stop)
-        server = RunningServer(f"http://127.0.0.1:{port}", scheduler, vocabulary)
+        api = Loop(lambda: serve(config, channels, listen_socket, SupervisorLink()))
+        stops.extend((api.stop, engine.stop))
+        server = RunningServer(f"http://127.0.0.1:{port}", engine.scheduler, engine.vocabulary)
         secure = server.url.replace("http", "https") if config.tls_cert else server.url
         wait_until(lambda: _answers(secure))
         return server

@@ -20,6 +20,7 @@ from radixrt.api.conversations.store import MAX_MARKS, OVERHEAD_BYTES, Conversat
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.checkpoints.tiny_tokenizers import save_byte_level
+from tests.suite import examples
 
 SHOWS_ALL = (
     "{% for m in messages %}<|im_start|>{{ m | tojson }}<|im_end|>\n{% endfor %}"
@@ -277,7 +278,7 @@ class Clock:
         return self.now
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_what_is_found_is_what_was_kept_and_no_more_room_is_taken_than_there_is(
     data: st.DataObject,

@@ -193,9 +193,11 @@ UNREAD = {
 }
 
 
-@pytest.mark.usefixtures("short_limit")
 @pytest.mark.parametrize("path", UNREAD)
-def test_a_slow_reader_of_any_api_is_cut_off(small_buffers: RunningServer, path: str) -> None:
+def test_a_slow_reader_of_any_api_is_cut_off(
+    small_buffers: RunningServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.1)  # it reads nothing at all
     server = small_buffers
     cut = metric(server, "slow_readers_total")
     with send(server, {**UNREAD[path], "stream": True}, receive_buffer=4096, path=path):

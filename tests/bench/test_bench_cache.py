@@ -108,7 +108,7 @@ def touch(cache: OrderedDict[object, None], pages: list[object]) -> None:
     ("seed", "num_pages"), [(0, 60), (1, 200), (2, 500)] if IN_FULL else [(1, 200)]
 )
 def test_lru_replay_finds_what_a_simulation_of_lru_finds(seed: int, num_pages: int) -> None:
-    trace = one_at_a_time(conversations(seed, 300, num_users=12))
+    trace = one_at_a_time(conversations(seed, 300 if IN_FULL else 120, num_users=12))
     fits = [r for r in trace.requests if len(r.blocks) < 40]
     trace = Trace(trace.name, fits)
     run = replay(trace, Setup(pool_tokens=num_pages * BLOCK_TOKENS))
@@ -122,7 +122,7 @@ def test_lru_replay_finds_what_a_simulation_of_lru_finds(seed: int, num_pages: i
     [("conversation_first60", 1024), ("synthetic", 4096), ("agent_dev", 1024)],
 )
 def test_lru_replay_of_recorded_traffic_has_the_exact_hits(name: str, num_pages: int) -> None:
-    limit = 700 if IN_FULL or name == "agent_dev" else 400
+    limit = 700 if IN_FULL else 200
     trace = one_at_a_time(read_trace(TRACES / f"{name}.jsonl.gz", limit=limit))
     fits = [r for r in trace.requests if len(r.blocks) < num_pages - 8]
     trace = Trace(trace.name, fits)
@@ -251,7 +251,7 @@ def test_the_command_writes_table_json_and_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "small.jsonl"
-    write_trace(path, conversations(1, 100))
+    write_trace(path, conversations(1, 60))
     arguments = ["bench", "cache", str(path), "--tokens", "64K", "0.5M", "--policy", "lru", "fifo"]
     files = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")]
     with pytest.raises(SystemExit) as exit_:

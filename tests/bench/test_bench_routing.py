@@ -1,5 +1,5 @@
 """``radixrt bench cache --replicas``: routing rules on made traffic, and what the command
-prints."""
+prints. ``make test`` takes shorter traffic, ``make test-tree`` all."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from radixrt.bench.cache.replay import Replay, Setup, replay
 from radixrt.bench.cache.routing import RULES
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace
 from radixrt.cli.main import main
-from tests.bench.test_bench_cache import conversations, request, write_trace
+from tests.bench.test_bench_cache import IN_FULL, conversations, request, write_trace
 
 
 def hot_prefix(num_requests: int, per_second: float) -> Trace:
@@ -66,7 +66,7 @@ def test_every_rule_serves_all_requests(router: str) -> None:
 
 
 def test_conversations_stay_where_their_pages_are() -> None:
-    trace = conversations(5, 400)
+    trace = conversations(5, 400) if IN_FULL else conversations(5, 160, num_users=12)
     # With steps of 64 tokens, an answer would hold up its replica for so long that it is right to
     # leave.
     hits = {

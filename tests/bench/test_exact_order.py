@@ -113,7 +113,7 @@ def with_every_policy(cases: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
 def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
     num_pages: int, policy: SchedulePolicyName
 ) -> None:
-    check(conversations(2, 150, num_users=15), num_pages, policy)
+    check(conversations(2, 150 if IN_FULL else 70, num_users=15), num_pages, policy)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the recorded traces are not in this checkout")
@@ -121,4 +121,4 @@ def test_replay_of_a_made_up_crowd_has_the_exact_order_and_hits(
 def test_replay_of_a_recorded_crowd_has_the_exact_order_and_hits(
     name: str, policy: SchedulePolicyName
 ) -> None:
-    check(read_trace(TRACES / f"{name}.jsonl.gz", limit=150), 512, policy)
+    check(read_trace(TRACES / f"{name}.jsonl.gz", limit=150 if IN_FULL else 60), 512, policy)

@@ -19,7 +19,7 @@ import world  # noqa: E402
 
 DEMO_MODEL = ROOT / "radixrt" / "demo_model"
 SMALL = PaddedShape(1024, 7, 8, 4, 400)
-QUESTIONS = 20
+QUESTIONS = 8
 TASKS = ("qa", "second_turn", "json", "tool")
 
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from radixrt.scheduler.disk.bundle import MAGIC, ROOT, Head, import_bundle, read
 from radixrt.worker.fingerprint import machine_cpu, machine_parts
 from tests.command_line import run_here
 from tests.servers import Server, serving
+from tests.servers.engine_in_threads import engines_in_threads
 
 DOCUMENTS = [
     "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. " * 2,
@@ -44,6 +46,12 @@ def radixrt(*arguments: object) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def in_threads() -> Iterator[None]:
+    with engines_in_threads():
+        yield
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle")
@@ -52,7 +60,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.append(folder / f"{number}.txt")
         files[-1].write_text(text)
     out = folder / "out.rdx"
-    said = radixrt("cache", "export", out, "--prefix", *files, "--log-level", "warning")
+    with engines_in_threads():
+        said = radixrt("cache", "export", out, "--prefix", *files, "--log-level", "warning")
     assert "tokens of KV" in said
     return out
 
@@ -65,7 +74,7 @@ def test_imported_kv_has_the_bits_of_a_cold_engine(
     assert "0.txt" in radixrt("cache", "info", bundle)
     assert "tokens" in radixrt("cache", "info", cache)
     expected = demo_llm.generate(DOCUMENTS, SHORT)  # which has no directory
-    with LLM(cache_dir=str(cache)) as llm:
+    with engines_in_threads(), LLM(cache_dir=str(cache)) as llm:
         found = llm.generate(DOCUMENTS, SHORT)
         salted = llm.generate(DOCUMENTS[0], SHORT, cache_salt="other")
     for one, other in zip(found, expected, strict=True):
@@ -77,6 +86,8 @@ def test_imported_kv_has_the_bits_of_a_cold_engine(
     assert found[0].answers[0].disk_tokens > 0 and salted.cached_tokens == 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.usefixtures("in_threads")
 def test_a_program_names_a_bundle_and_has_its_kv(bundle: Path, tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     with LLM(cache_dir=cache, cache_bundle=str(bundle)) as llm:

@@ -8,6 +8,7 @@ import transformers
 
 from radixrt.cli.doctor import speed
 from radixrt.models.memory_need import token_work
+from tests.servers.engine_in_threads import engines_in_threads
 
 
 def advices(*, threads: int = 8, cores: int = 8, cpus: int = 16, quota: float | None = None, pages: str = "madvise", nodes: int = 1) -> dict[str, str]:  # fmt: skip
@@ -55,7 +56,8 @@ def test_the_work_of_a_token_is_that_of_its_weights(
 def test_the_doctor_runs_a_model_and_says_its_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_READ_BYTES", 1 << 22), ("_SIDE", 256), ("_PROMPT", 64), ("_ANSWER", 8)):
         monkeypatch.setattr(speed, name, value)
-    found = {finding.subject: finding for finding in speed.findings("demo", used=0.0)}
+    with engines_in_threads():
+        found = {finding.subject: finding for finding in speed.findings("demo", used=0.0)}
     assert {"load", "threads", "huge pages", "NUMA", "machine", "decode", "prefill"} == set(found)
     assert "% of the rate of reading" in found["decode"].fact
     assert "GB/s" in found["machine"].fact and "int8" in found["machine"].fact

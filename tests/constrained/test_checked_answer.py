@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from radixrt.constrained.grammar import SpanCheck, SpanError
 from radixrt.tokenizer.retry.checked_answer import CheckedAnswer, DueCheck, RetriesExhausted
 from tests.constrained.checked_decoding import CASES, Case, case, decode, seeds
+from tests.suite import examples
 
 BY_NAME = {case.name: case for case in CASES}
 MOODS = ["stubborn", "greedy", "sampled", "sampled anew"]
@@ -244,7 +245,7 @@ def begins_json(text: str) -> bool:
     return matcher.try_consume_tokens(list(text.encode())) == len(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(texts, st.randoms(use_true_random=False), st.sampled_from([(None,), (None, None), ()]))
 def test_nothing_that_was_told_is_taken_back(
     pieces: list[str], luck: random.Random, path: tuple[str | None, ...]

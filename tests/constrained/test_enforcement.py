@@ -22,6 +22,7 @@ from radixrt.constrained.json_schema.enforcement import (
 )
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from tests.constrained.probes.measure import compile_schema
+from tests.suite import examples
 
 LINKED = {
     "$ref": "#/$defs/item",
@@ -357,7 +358,7 @@ def judged(schema: Any, values: list[Any]) -> Iterator[tuple[EnforcedSchema, Any
         yield from ((made, value, oracle.is_valid(value)) for value in values)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(SCHEMAS, st.lists(VALUES, min_size=10, max_size=10))
 def test_no_invalid_value_is_ever_allowed(schema: Any, values: list[Any]) -> None:
     for made, value, is_valid in judged(schema, values):
@@ -365,7 +366,7 @@ def test_no_invalid_value_is_ever_allowed(schema: Any, values: list[Any]) -> Non
             assert not is_allowed(made, json.dumps(value)), (value, made)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(SCHEMAS, st.lists(VALUES, min_size=10, max_size=10))
 def test_valid_values_pass_the_checks_and_the_validator(schema: Any, values: list[Any]) -> None:
     for made, value, is_valid in judged(schema, values):

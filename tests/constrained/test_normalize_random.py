@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.keywords import without_origins
 from radixrt.constrained.json_schema.normal.normalize import normalize
+from tests.suite import examples
 
 NAMES = st.sampled_from(["a", "b", "ab"])
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 0.5, 1.0, 3])
@@ -104,7 +105,7 @@ def plausible(schema: Any) -> list[Any]:
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(DOCUMENTS, st.lists(VALUES, min_size=5, max_size=15))
 def test_a_normalised_schema_accepts_what_the_original_accepts(
     schema: Any, values: list[Any]

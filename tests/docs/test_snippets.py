@@ -24,6 +24,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.settings.setting import flag_of
 from tests.docs.pages import PAGES, blocks
 from tests.servers import Server
+from tests.servers.engine_in_threads import engines_in_threads
 
 SAID = "http://127.0.0.1:30000"
 DOCUMENT = "The port of Vidur is Noval. " * 20
@@ -96,7 +97,7 @@ def test_programs_run_and_print_what_the_page_says(
     assert programs
     for program, below in programs:
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with engines_in_threads(), contextlib.redirect_stdout(printed):
             exec(compile(program.replace(SAID, url), page.name, "exec"), of_the_reader)
         beside = re.findall(r"print\(.*\)(?:  |\n\n)# (.*)$", program, re.MULTILINE)
         assert set(beside) <= set(printed.getvalue().splitlines()), program

@@ -1,7 +1,7 @@
 """An answer depends on its request alone: tokens and log-probabilities have the same bits whatever
 the cache, the chunks, the batch, the threads and the adapters of others are.
 
-``make test`` takes 16 prompts and three families without adapters, which take turns at the sizes of
+``make test`` takes 12 prompts and three families without adapters, which take turns at the sizes of
 chunks and the numbers of threads. With ``RADIXRT_DETERMINISM=60`` (``make
 determinism``) it is 60 documents with five prompts each, and every family, in every dtype, in int8
 and int4, and with a KV cache in int8.
@@ -38,7 +38,7 @@ from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ
-DOCUMENTS, QUESTIONS = int(os.environ.get("RADIXRT_DETERMINISM", "4")), 5 if THOROUGH else 4
+DOCUMENTS, QUESTIONS = int(os.environ.get("RADIXRT_DETERMINISM", "4")), 5 if THOROUGH else 3
 ANSWER_TOKENS = 8
 CONTEXT = 1024
 POOL_TOKENS = 32768
@@ -354,7 +354,8 @@ def test_a_batch(model: Model, steps: Steps) -> None:
     for threads in of_the(model, (1, 2)):
         engine = model.engine(threads=threads, chunked_prefill_size=200)
         assert answers(engine, steps, batch=16) == model.expected
-        assert not any(steps.cached) and not steps.shared_tokens and steps.sequences == 16
+        assert not any(steps.cached) and not steps.shared_tokens
+        assert steps.sequences == min(16, len(REQUESTS))
 
 
 def test_a_batch_that_shares_prefixes(model: Model, steps: Steps) -> None:

@@ -109,11 +109,11 @@ def test_a_head_computes_what_plain_pytorch_does(
         )  # fmt: skip
         documents = prompts(3, 40, 60)
         engine.generate(documents, GREEDY)
-        assert expected.check(drafted) > 20
+        assert expected.check(drafted[::3]) > 20
         drafted.clear()
         engine.generate([[*document, 5, 6] for document in documents], GREEDY)
         assert min(engine.cached) >= 32
-        assert expected.check(drafted) > 20
+        assert expected.check(drafted[::3]) > 20
         drafted.clear()
 
 

@@ -220,6 +220,7 @@ def test_two_tensor_parallel_ranks_answer_like_one_and_the_death_of_one_is_told(
     seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=48, ignore_eos=True)
     with LLM(str(model_dir), tp=2, max_total_tokens=4096, log_level="debug") as parallel:
         assert len(parallel._engine.pids) == 3 + 1
+        family = [psutil.Process(pid) for pid in parallel._engine.pids.values()]
         assert parallel.info.num_parameters == llm.info.num_parameters
         assert parallel.info.kv_bytes_per_token == llm.info.kv_bytes_per_token
         for params in (GREEDY, seeded, seeded):  # the third time, answers are drafted from the tree
@@ -234,6 +235,7 @@ def test_two_tensor_parallel_ranks_answer_like_one_and_the_death_of_one_is_told(
         psutil.Process(parallel._engine.pids["worker"]).kill()
         with pytest.raises(EngineDiedError, match="worker process was killed by SIGKILL"):
             parallel.generate("a", SamplingParams(max_tokens=100, ignore_eos=True))
+    assert not any(process.is_running() for process in family), "a closed one leaves none"
 
 
 def test_numpy_token_ids_are_one_prompt(llm: LLM) -> None:

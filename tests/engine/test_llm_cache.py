@@ -10,6 +10,7 @@ import pytest
 from radixrt import LLM, CacheHint, SamplingParams
 from radixrt.base.errors import RequestError
 from tests.checkpoints import make_served
+from tests.servers.engine_in_threads import engines_in_threads
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 PAGE, DEFAULT_POOLING, LENGTH = 4, 512, 60
@@ -18,7 +19,9 @@ PAGE, DEFAULT_POOLING, LENGTH = 4, 512, 60
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = make_served(tmp_path_factory.mktemp("llama"))
-    with LLM(str(folder), page_size=PAGE, max_total_tokens=DEFAULT_POOLING) as llm:
+    with engines_in_threads():
+        llm = LLM(str(folder), page_size=PAGE, max_total_tokens=DEFAULT_POOLING)
+    with llm:
         yield llm
 
 

@@ -1,4 +1,4 @@
-"""Vectors and scores of pairs in a Python program, with real processes behind it."""
+"""Vectors and scores of pairs in a Python program, on an engine in threads."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ from radixrt import LLM
 from radixrt.base.errors import RequestError
 from tests.checkpoints import make_pooled, make_tokenizer
 from tests.models.test_against_transformers import random_tokens
+from tests.servers.engine_in_threads import engines_in_threads
 
 SHARED = random_tokens(40, seed=1)
 PROMPTS = [[*SHARED, *random_tokens(n, seed=n)] for n in (1, 30, 7)]
@@ -26,7 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def embedder(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), page_size=4, max_total_tokens=4096) as llm:
+    with engines_in_threads():
+        llm = LLM(str(folder), page_size=4, max_total_tokens=4096)
+    with llm:
         yield llm
 
 

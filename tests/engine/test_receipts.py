@@ -1,5 +1,6 @@
 """Receipts: equal however an answer was computed, and verified by computing it again."""
 
+import contextlib
 import json
 import os
 import re
@@ -25,9 +26,10 @@ from radixrt.messages.receipts import Parameters, Receipt
 from radixrt.tokenizer.receipts import ReceiptMaker
 from tests.checkpoints import make_served
 from tests.servers import Server, serving
+from tests.servers.engine_in_threads import engines_in_threads
 from tests.servers.fake_scheduler import engine_info
 
-NUM_PROMPTS = int(os.environ.get("RADIXRT_RECEIPT_PROMPTS", "10"))
+NUM_PROMPTS = int(os.environ.get("RADIXRT_RECEIPT_PROMPTS", "4"))
 """``make test-receipts`` takes 300."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "receipt.py"
 SCHEMA = {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}  # fmt: skip
@@ -66,8 +68,11 @@ def given(server: Server) -> dict[str, list[dict[str, Any]]]:
     return {name: receipts(server, body) for name, body in BODIES.items()}
 
 
-def verify(capsys: pytest.CaptureFixture, file: Path, model: Path) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as ended:
+def verify(
+    capsys: pytest.CaptureFixture, file: Path, model: Path, *, by_processes: bool = False
+) -> tuple[int, str]:
+    engine = contextlib.nullcontext() if by_processes else engines_in_threads()
+    with engine, pytest.raises(SystemExit) as ended:
         main(["verify", str(file), "--model-path", str(model)])
     printed = capsys.readouterr()
     return int(ended.value.code or 0), printed.out + printed.err
@@ -146,7 +151,7 @@ def test_another_instruction_set_is_named(
     monkeypatch.setenv("RADIXRT_KERNELS_ISA", "baseline")
     if given["greedy"][0]["engine"]["isa"] in ("baseline", "torch"):
         pytest.skip("the receipt is of the baseline")
-    _, output = verify(capsys, written(tmp_path, given["greedy"]), model)
+    _, output = verify(capsys, written(tmp_path, given["greedy"]), model, by_processes=True)
     assert "not the same: the kernels' instruction set" in output and "baseline here" in output
 
 

@@ -56,6 +56,7 @@ from tests.checkpoints import END_OF_TURN, make_checkpoint, make_tokenizer
 from tests.checkpoints.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
 from tests.models.harness import Harness
 from tests.models.test_against_transformers import PROMPT
+from tests.servers.engine_in_threads import engines_in_threads
 
 gguf = pytest.importorskip("gguf")
 
@@ -430,7 +431,10 @@ def test_a_file_with_every_kind_is_served_as_its_dequantized_weights(
         load_model(resolve_model_path(str(file)), dtype="float32"), 16
     ).logits(prompt)
     expected = reference_logits.log_softmax(-1)
-    with LLM(str(file), dtype="float32", max_total_tokens=1024, context_length=128) as llm:
+    with (
+        engines_in_threads(),
+        LLM(str(file), dtype="float32", max_total_tokens=1024, context_length=128) as llm,
+    ):
         answer = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))
     found = answer.prompt_logprobs
     assert found is not None

@@ -26,7 +26,7 @@ from radixrt.models.loader import load_model
 from radixrt.worker.kv.pool import KVPool
 from tests.checkpoints import YARN_OF_LATENTS, make_checkpoint
 from tests.models.harness import Harness, check_chunks_and_batches
-from tests.models.test_against_transformers import random_tokens
+from tests.models.test_against_transformers import IN_FULL, random_tokens
 
 torch.set_num_threads(1)
 
@@ -75,8 +75,12 @@ def test_logits_equal_transformers(folder: Path, model: CausalLM) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("float32", None), ("bfloat16", torch.int8)]
+    + IN_FULL * [("float32", torch.int8), ("bfloat16", None)],
+    ids=str,
+)
 def test_chunks_and_batches_change_no_bit(
     folder: Path, dtype: str, kv_dtype: torch.dtype | None
 ) -> None:

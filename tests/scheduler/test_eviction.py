@@ -17,7 +17,7 @@ from radixrt.scheduler.radix.node import DEFAULT, HIGH, LEVELS, NONE
 from radixrt.scheduler.radix.request_hints import apply_hints
 from radixrt.scheduler.radix.tree import RadixTree
 
-EXAMPLES = int(os.environ.get("RADIXRT_EVICTION_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("RADIXRT_EVICTION_EXAMPLES", "80"))
 
 
 class Clock:

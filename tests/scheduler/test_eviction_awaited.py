@@ -11,6 +11,7 @@ from radixrt.scheduler.radix.eviction import Awaited, Hinted, least_recently_use
 from radixrt.scheduler.radix.node import HIGH, Hint, Node
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
+from tests.suite import examples
 
 LENGTH = 3
 
@@ -34,7 +35,7 @@ def prompt(number: int) -> list[int]:
     return list(range(10 * number, 10 * number + LENGTH))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     levels=st.lists(st.booleans(), min_size=1, max_size=8),
     waits=st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=12),

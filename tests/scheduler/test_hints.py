@@ -21,6 +21,7 @@ from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.request_hints import ENDS_PER_SESSION, Sessions, apply_hints
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
+from tests.suite import examples
 
 BASE_POLICIES: dict[EvictionPolicyName, Callable[[], ByKey]] = {
     "lru": least_recently_used,
@@ -54,7 +55,7 @@ prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size
 
 
 @pytest.mark.parametrize("name", BASE_POLICIES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(prompts=prompts, pool=st.integers(8, 20))
 def test_without_hints_each_policy_evicts_page_for_page_what_it_would_alone(
     name: EvictionPolicyName, prompts: list[list[int]], pool: int
@@ -91,7 +92,7 @@ def hits_of_belady(trace: list[int], size: int) -> int:
 
 
 @pytest.mark.parametrize("name", BASE_POLICIES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(trace=st.lists(st.integers(0, 8), max_size=60), size=st.integers(1, 6))
 def test_clients_that_tell_their_whole_future_get_the_best_cache_there_is(
     name: EvictionPolicyName, trace: list[int], size: int
@@ -313,7 +314,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(requests=requests, ended=st.integers(0, 3))
 def test_the_pages_of_an_ended_session_go_before_any_of_another(
     requests: list[tuple[int, int, list[int]]], ended: int

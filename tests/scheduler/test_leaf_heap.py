@@ -5,6 +5,7 @@ from hypothesis import given, settings
 
 from radixrt.scheduler.radix.eviction import LeafHeap
 from radixrt.scheduler.radix.node import Node
+from tests.suite import examples
 
 operations = st.lists(
     st.tuples(st.sampled_from(["push", "push", "use", "lock", "pop"]), st.integers(0, 3)),
@@ -12,7 +13,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(operations=operations, stamps=st.lists(st.integers(0, 2), min_size=4, max_size=4))
 def test_the_smallest_live_key_comes_first_also_among_leaves_that_are_equal(
     operations: list[tuple[str, int]], stamps: list[int]

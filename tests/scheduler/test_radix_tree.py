@@ -10,6 +10,7 @@ from radixrt.messages.cache_root import CacheRoot
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.dictionary_cache import DictionaryCache
+from tests.suite import examples
 
 
 def insert(tree: RadixTree, salt: str, tokens: np.ndarray, pages: np.ndarray) -> int:
@@ -32,7 +33,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(operations=operations, page_size=st.integers(1, 3))
 def test_tree_is_a_dictionary_of_prefixes_with_lru_leaves(operations: list, page_size: int) -> None:
     tree, model, next_page = RadixTree(page_size), DictionaryCache(page_size), 0

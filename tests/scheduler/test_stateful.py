@@ -26,7 +26,7 @@ from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.radix.leases import Lease
 from tests.scheduler.engine_model import EngineModel, limits
 
-EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "15"))
 CONTEXT = 96
 
 # A few stems over a small alphabet: prompts share prefixes, diverge inside pages, repeat each

@@ -17,6 +17,7 @@ from radixrt.scheduler.radix.node import HIGH, Hint, Node
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.radix.view import FEWEST_CHILDREN, KnownNodes, TreeView
 from tests.scheduler.engine_model import EngineModel, limits
+from tests.suite import examples
 
 PAGE_SIZE = 2
 prompts = st.lists(
@@ -63,7 +64,7 @@ def all_below(node: Node) -> list[Node]:
     return [node] + [other for child in node.children.values() for other in all_below(child)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(prompts=prompts, depth=st.integers(0, 5), children=st.integers(1, 4))
 def test_every_number_of_the_view_is_a_sum_over_nodes(
     prompts: list, depth: int, children: int

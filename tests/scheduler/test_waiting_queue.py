@@ -19,6 +19,7 @@ from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
 from tests.scheduler.engine_model import limits
+from tests.suite import examples
 
 PAGE_SIZE = 2
 DOCUMENT = [i % 3 for i in range(40)]
@@ -94,7 +95,7 @@ operations = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(operations=operations)
 def test_every_pick_is_the_one_that_a_look_at_everybody_would_choose(
     policy: SchedulePolicyName, operations: list[tuple]

@@ -59,6 +59,8 @@ class TimedEngine:
         self.requests: list[Request] = []
         self.steps: list[tuple[StepShape, float]] = []
         """Content and time of each step."""
+        self._groups: dict[str, list[Request]] = {}
+        """The requests that came in one of HTTP, by the name of their group."""
         self._step_seconds = step_seconds
         self._coming: list[tuple[float, int]] = []
         self._sent: deque[StepPlan] = deque()
@@ -92,6 +94,8 @@ class TimedEngine:
         request = Request(arrival_s, output_tokens, message)
         heapq.heappush(self._coming, (arrival_s, len(self.requests)))
         self.requests.append(request)
+        if group:
+            self._groups.setdefault(group, []).append(request)
         return request
 
     def run(self, until: Callable[[], bool] = lambda: False, check: bool = False) -> None:
@@ -119,12 +123,10 @@ class TimedEngine:
     def _refuse(self, refused: list[SequenceRefused]) -> None:
         """As the api does, with all others of the same HTTP request."""
         for sequence in refused:
-            group = self.requests[sequence.seq_id].message.group
-            for request in self.requests:
-                number = request.message.seq_id
-                if number == sequence.seq_id or (group and request.message.group == group):
-                    request.refused, request.refused_s = sequence, self.clock.now
-                    self.scheduler.release(np.array([number], dtype=np.int32))
+            one = self.requests[sequence.seq_id]
+            for request in self._groups.get(one.message.group, [one]):
+                request.refused, request.refused_s = sequence, self.clock.now
+                self.scheduler.release(np.array([request.message.seq_id], dtype=np.int32))
 
     def _fill_pipeline(self) -> None:
         while len(self._sent) < 2 and (plan := self.scheduler.plan()) is not None:

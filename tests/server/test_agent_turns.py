@@ -1,4 +1,4 @@
-"""Ten turns of an agent in each API, with a real model: what a turn has computed or generated, the
+"""Turns of an agent in each API, with a real model: what a turn has computed or generated, the
 next turn finds in the cache.
 
 The model is random, so its reasoning is bounded, its calls are required, and it may not write
@@ -6,6 +6,7 @@ control tokens, whose text no client could send back.
 """
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,8 @@ from tests.api.test_agent_turns import FORGETFUL
 from tests.clients.checkpoint import make_agent_checkpoint
 from tests.servers.servers_in_process import serving_in_process
 
-NUM_TURNS = 10
+NUM_TURNS = 10 if "RADIXRT_TURNS" in os.environ else 5
+"""``make test-turns`` takes ten."""
 CACHED_SHARE = 0.95
 BUDGET = 20
 CLOSING = len("</think>")

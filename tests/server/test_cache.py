@@ -3,14 +3,17 @@ changes."""
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.api.conftest import RunningServer
 from tests.servers import Server
+from tests.servers.servers_in_process import serving_in_process
 
 PAGE = 4
 DEFAULT_POOLING = 1024
@@ -24,7 +27,7 @@ Cache = dict[str, Any]
 class Client:
     """The openai client, for prompts in token ids, and the endpoints that it does not know."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server | RunningServer) -> None:
         self.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         self.http = httpx.Client(base_url=server.url, timeout=60)
         self._new_prompt = itertools.count()
@@ -67,12 +70,14 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def small_server(start_server: Callable[..., Server]) -> Server:
-    return start_server("--page-size", str(PAGE), "--max-total-tokens", str(DEFAULT_POOLING))
+def small_server(served_checkpoint: Path) -> Iterator[RunningServer]:
+    sizes = {"page_size": PAGE, "max_total_tokens": DEFAULT_POOLING}
+    with serving_in_process(served_checkpoint, **sizes) as server:
+        yield server
 
 
 @pytest.fixture
-def client(small_server: Server) -> Iterator[Client]:
+def client(small_server: RunningServer) -> Iterator[Client]:
     """With an empty cache; every page is accounted for afterwards."""
     client = Client(small_server)
     client.http.post("/flush_cache")
@@ -176,7 +181,7 @@ def test_the_longest_prompt_can_be_warmed(client: Client) -> None:
     assert status == 400 and "512" in message and "max_tokens" not in message
 
 
-def test_warming_generates_nothing(client: Client, small_server: Server) -> None:
+def test_warming_generates_nothing(client: Client, small_server: RunningServer) -> None:
     before = small_server.info()["stats"]["output_tokens"]
     client.post("warm", prompt="Once upon a time")
     assert small_server.info()["stats"]["output_tokens"] == before

@@ -25,8 +25,10 @@ import radixrt_kernels
 from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import resolve_model_path
+from tests.api.conftest import RunningServer
 from tests.engine.in_process import InProcessEngine
 from tests.servers import Server, run_server, serving
+from tests.servers.servers_in_process import serving_in_process
 
 KILLS = int(os.environ.get("RADIXRT_CACHE_KILLS", "1"))
 CLIENTS = int(os.environ.get("RADIXRT_CACHE_CLIENTS", "8"))
@@ -36,7 +38,7 @@ SAMPLING = {"temperature": 0.0, "max_new_tokens": 20, "ignore_eos": True}
 Result = tuple[list[int], list[Any]]
 
 
-def generate(server: Server, prompts: Any, **fields: Any) -> Any:
+def generate(server: Server | RunningServer, prompts: Any, **fields: Any) -> Any:
     body = {"input_ids": prompts, "sampling_params": SAMPLING, "return_logprob": True} | fields
     response = httpx.post(f"{server.url}/generate", json=body, timeout=120)
     assert response.status_code == 200, response.text
@@ -48,7 +50,7 @@ def bits(answer: dict[str, Any]) -> Result:
     return answer["output_ids"], [one[0] for one in answer["meta_info"]["output_token_logprobs"]]
 
 
-def stats(server: Server) -> dict[str, Any]:
+def stats(server: Server | RunningServer) -> dict[str, Any]:
     return httpx.get(f"{server.url}/v1/cache/stats", timeout=30).json()
 
 
@@ -221,7 +223,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_fails_no_request(small_disk: Path, cold: list[Result]) -> None:
-    with serving("demo", "--cache-dir", str(small_disk / "cache")) as server:
+    with serving_in_process("demo", cache_dir=str(small_disk / "cache")) as server:
         for number in range(12):
             prompts = [[number, *document] for document in DOCUMENTS]
             for _ in range(2):
@@ -230,5 +232,5 @@ def test_a_full_disk_fails_no_request(small_disk: Path, cold: list[Result]) -> N
                 break
         assert stats(server)["disk_stopped"] == 1, "the disk was large enough"
         assert [bits(answer) for answer in generate(server, DOCUMENTS)] == cold
-    with serving("demo", "--cache-dir", str(small_disk / "cache")) as server:
+    with serving_in_process("demo", cache_dir=str(small_disk / "cache")) as server:
         assert [bits(answer) for answer in generate(server, DOCUMENTS)] == cold

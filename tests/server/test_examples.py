@@ -4,15 +4,15 @@ import argparse
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import children
 from radixrt.bench.arguments import add_arguments
 from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.command_line import run_program
+from tests.servers.engine_in_threads import engines_in_threads
 from tests.servers.servers_in_process import serving_in_process
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -33,12 +33,8 @@ def base_url(long_checkpoint: Path) -> Iterator[str]:
 
 def run_example(name: str, *flags: str) -> str:
     """What the example prints."""
-    done = children.run(
-        [sys.executable, str(EXAMPLES / name), *flags],
-        capture_output=True, text=True, errors="replace", timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with engines_in_threads():
+        return run_program(EXAMPLES / name, *flags)
 
 
 def test_from_the_second_question_on_nine_tenths_of_the_prompt_are_cached(base_url: str) -> None:

@@ -21,7 +21,7 @@ from tests.server.test_takeover import (
 from tests.servers import Server, samples, serving
 
 PROMPT = [5, 9, 100, 31, 7]
-LENGTH = 160
+LENGTH = 96
 
 
 @pytest.fixture(scope="module")

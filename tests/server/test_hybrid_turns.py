@@ -1,7 +1,8 @@
-"""Twenty turns of an agent with a hybrid model whose template begins an answer with ``<think>`` and
+"""Turns of an agent with a hybrid model whose template begins an answer with ``<think>`` and
 drops the reasoning of earlier answers, so that each prompt leaves the one before at its end."""
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tests.api.test_agent_turns import FORGETFUL
 from tests.clients.checkpoint import make_agent_checkpoint
 from tests.servers.servers_in_process import serving_in_process
 
-NUM_TURNS = 20
+NUM_TURNS = 20 if "RADIXRT_TURNS" in os.environ else 8
+"""``make test-turns`` takes twenty."""
 CACHED_SHARE = 0.98
 EXTRA: dict[str, Any] = {
     "max_reasoning_tokens": 20,

@@ -1,6 +1,7 @@
-"""Ten turns of an agent whose template drops the thinking of earlier turns: the next turn's beginning
+"""Turns of an agent whose template drops the thinking of earlier turns: the next turn's beginning
 is computed behind each answer, in idle time."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ TEMPLATE = (
 )
 """The thinking before an answer is not in the history, as in Qwen 3's template."""
 FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. " * 2
-TURNS, ANSWER_TOKENS = 10, 64
+TURNS, ANSWER_TOKENS = 10 if "RADIXRT_TURNS" in os.environ else 5, 64
+"""``make test-turns`` takes ten."""
 
 
 @pytest.fixture(scope="module")

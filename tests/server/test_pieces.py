@@ -15,8 +15,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import radixrt.lang as rl
+from radixrt.api.http import endpoints
+from tests.api.conftest import RunningServer
 from tests.checkpoints import make_checkpoint
-from tests.servers import Server, serving
+from tests.servers.servers_in_process import serving_in_process
 from tests.tokenizer.test_settled import KINDS, texts
 
 SPLITS = int(os.environ.get("RADIXRT_SPLITS", "0"))
@@ -29,13 +31,13 @@ SAMPLING = {"max_tokens": 12, "temperature": 0.7, "seed": 3}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("demo", "--idle-share", "1", "--log-level", "warning") as one:
+def server() -> Iterator[RunningServer]:
+    with serving_in_process("demo", served_model_name="demo", idle_share=1.0) as one:
         yield one
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
+def client(server: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as one:
         one.post("/flush_cache")
         yield one
@@ -66,8 +68,9 @@ def choice(answer: Any) -> Any:
 
 
 def test_what_has_arrived_is_cached_when_the_prompt_is_committed(
-    client: httpx.Client, server: Server
+    client: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoints, "_warned", set())
     content = FACTS * 8 + QUESTION
     messages = [{"role": "user", "content": content}]
     whole = post(client, "/v1/chat/completions", messages=messages, **SAMPLING)
@@ -82,7 +85,7 @@ def test_what_has_arrived_is_cached_when_the_prompt_is_committed(
     time.sleep(0.3)
     committed = post(client, f"{path}/commit", **SAMPLING)
     assert choice(committed) == choice(whole)
-    assert "Ignored unknown" not in "".join(server.log), "it takes the fields of a chat"
+    assert "Ignored unknown" not in caplog.text, "it takes the fields of a chat"
     prompt_tokens = committed["usage"]["prompt_tokens"]
     assert prompt_tokens == whole["usage"]["prompt_tokens"]
     cached = committed["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -120,7 +123,7 @@ def test_every_dialect_may_name_a_prompt(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module", params=KINDS if SPLITS else ["demo"])
 def tokenized(
-    request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
     """A server of a model with one of the tokenizers."""
     kind = request.param
@@ -133,9 +136,8 @@ def tokenized(
         "llama", tmp_path_factory.mktemp(kind), vocab_size=1024, max_position_embeddings=4096
     )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    flags = ("--log-level", "warning")
     with (
-        serving(folder, *flags) as own,
+        serving_in_process(folder) as own,
         httpx.Client(base_url=own.url, timeout=60) as client,
     ):
         yield client
@@ -163,7 +165,9 @@ def test_random_splits_give_the_ids_and_bits_of_the_whole(tokenized: httpx.Clien
     assert ahead > NUM_TEXTS * SPLITS_OF_A_TEXT, "some tokens of most splits"
 
 
-def test_abandoned_prompts_give_their_pages_back(client: httpx.Client, server: Server) -> None:
+def test_abandoned_prompts_give_their_pages_back(
+    client: httpx.Client, server: RunningServer
+) -> None:
     before = stats(client)
     opened = post(client, "/v1/prompts", prompt=FACTS * 10)["id"]
     wait_for_idle_tokens(client, before["idle_tokens"] + 100)
@@ -209,7 +213,7 @@ def test_pieces_that_do_not_fit_are_refused(client: httpx.Client) -> None:
 
 
 def test_the_example_leaves_little_to_compute(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     arguments = ["pieces.py", "--base-url", server.url, "--pause", "0.1"]
     monkeypatch.setattr("sys.argv", arguments)
@@ -220,7 +224,9 @@ def test_the_example_leaves_little_to_compute(
     assert "the answers are equal" in output
 
 
-def test_a_program_of_the_language_computes_ahead(client: httpx.Client, server: Server) -> None:
+def test_a_program_of_the_language_computes_ahead(
+    client: httpx.Client, server: RunningServer
+) -> None:
     before = stats(client)["idle_tokens"]
 
     @rl.function(temperature=0, max_tokens=8)

@@ -26,6 +26,7 @@ from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenProm
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
 from tests.checkpoints import make_served
+from tests.servers.engine_in_threads import engines_in_threads
 
 NUM_SCHEMAS = 100
 """``make live-schemas`` has 3,000."""
@@ -131,7 +132,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundEngin
         debug_validate_structured_output=True,
         log_level="warning",
     )
-    engine = BackgroundEngine(prepare(config))
+    with engines_in_threads():
+        engine = BackgroundEngine(prepare(config))
     yield engine
     engine.close()
 

@@ -112,10 +112,10 @@ def test_a_death_loses_no_page_and_of_running_answers_the_last(
 ) -> None:
     assert bits(generate(server, DOCUMENTS)) == right
     prompts = [[len(victim) + number, *document] for number, document in enumerate(DOCUMENTS[:3])]
-    streams = Streams(server, prompts, 600)
+    streams = Streams(server, prompts, 320)
     again = streams.through_a_death(server, victim, after=100)
     answers = streams.whole()
-    assert answers == Streams(demo_server, prompts, 600).whole()
+    assert answers == Streams(demo_server, prompts, 320).whole()
     read = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     assert bits(generate(server, read, 2)) == bits(generate(demo_server, read, 2))
     assert 0 < again <= 16 * len(prompts), "tokens of a page of each"
@@ -151,7 +151,7 @@ def test_states_of_recurrent_layers_outlive_their_worker(
     folder = make_tokenizer(make_checkpoint("qwen3_5", tmp_path_factory.mktemp("model")))
     prompts = [document[:40] for document in SMALL_DOCUMENTS]
     with serving(folder, *SMALL, "--shared-kv-pool", "on") as server:
-        streams = Streams(server, prompts, 460)
+        streams = Streams(server, prompts, 240)
         again = streams.through_a_death(server, "worker", after=60)
         assert 0 < again <= 32 * len(prompts), "tokens of a page, and those behind the last state"
         answers = streams.whole()
@@ -159,7 +159,7 @@ def test_states_of_recurrent_layers_outlive_their_worker(
         found = bits(generate(server, read, 2))
         assert server.info(check_invariants=True)
         httpx.post(f"{server.url}/flush_cache", timeout=60)
-        assert Streams(server, prompts, 460).whole() == answers
+        assert Streams(server, prompts, 240).whole() == answers
         httpx.post(f"{server.url}/flush_cache", timeout=60)
         assert bits(generate(server, read, 2)) == found
 

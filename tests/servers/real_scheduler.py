@@ -61,8 +61,11 @@ class InThreads:
     def __init__(self, channels: Channels, info: EngineInfo, config: ServerConfig) -> None:
         self._channels, self._info, self._config = channels, info, config
         self._stop = threading.Event()
+        self.failure: Exception | None = None
+        """What has ended one of the threads."""
         self._threads = [
-            threading.Thread(target=target, daemon=True) for target in (self._work, self._schedule)
+            threading.Thread(target=self._run, args=(target,), daemon=True)
+            for target in (self._work, self._schedule)
         ]
         for thread in self._threads:
             thread.start()
@@ -72,11 +75,21 @@ class InThreads:
         for thread in self._threads:
             thread.join()
 
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except Exception as error:
+            self.failure = error
+            raise
+
     def _schedule(self) -> None:
         self.process = StoppableScheduler(self._config, self._channels, SupervisorLink())
         self.process.stop = self._stop
         with contextlib.suppress(SystemExit):
             self.process.run()
+        disk = self.process.scheduler.state.kv.disk
+        if disk is not None:  # of a process, the system closes the files
+            disk.close()
 
     def _work(self) -> None:
         raise NotImplementedError

@@ -15,6 +15,7 @@ from radixrt.tokenizer.prompt import kept_answers
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES, KeptAnswers, TokenMemory
 from radixrt.tokenizer.prompt.segments import joined
 from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level
+from tests.suite import examples
 from tests.tokenizer.test_segments import at_once, encoder_of, metaspace, special_tokens
 
 
@@ -23,7 +24,7 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
     return [i for character in text for i in at_once(tokenizer, character)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_a_conversation_begins_with_its_earlier_prompt_and_answer(data: st.DataObject) -> None:
     """With any template: ``marked`` ones write special tokens, others plain words."""

@@ -12,6 +12,7 @@ from radixrt.tokenizer.prompt import segments
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES
 from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, SegmentRules, joined
 from tests.checkpoints.tiny_tokenizers import byte_fallback, byte_level
+from tests.suite import examples
 
 
 def metaspace() -> Tokenizer:
@@ -60,7 +61,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_segments_add_up_to_the_whole(kind: str, data: st.DataObject) -> None:
     tokenizer = KINDS[kind]()

@@ -21,6 +21,7 @@ from tests.constrained.probes.hand_probes import by_hand
 from tests.constrained.probes.probes import Probe, by_rule
 
 _PRECISE = Context(prec=1000)
+_BYTES = LLTokenizer("byte")
 
 Acceptor = Callable[[bytes], bool]
 """Whether a text is accepted from beginning to end."""
@@ -32,7 +33,7 @@ def compile_schema(schema: Any) -> Acceptor | None:
     grammar, error = compile_without_tokenizer(json.dumps(schema))
     if error:
         return None
-    start = LLMatcher(LLTokenizer("byte"), grammar)
+    start = LLMatcher(_BYTES, grammar)
 
     def accepts(text: bytes) -> bool:
         matcher = start.deep_copy()
