@@ -124,7 +124,7 @@ test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clien
 	RADIXRT_CACHE_KILLS=50 RADIXRT_CACHE_CLIENTS=32 RADIXRT_DAMAGES=10000 RADIXRT_EVICTIONS=1000000 $(BIN)/python -m pytest --timeout 0 tests/server/test_cache_dir.py tests/worker/test_page_mover.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 RADIXRT_STATES=1 $(BIN)/python -m pytest --timeout 0 $(addprefix tests/engine/test_,determinism.py states.py kv_spec.py) tests/engine/test_against_transformers.py tests/models/test_against_transformers.py tests/engine/test_images.py tests/server/test_images.py tests/tokenizer/test_image_decoder.py $(ARGS)
+	RADIXRT_DETERMINISM=60 RADIXRT_STATES=1 $(BIN)/python -m pytest --timeout 0 $(addprefix tests/engine/test_,determinism.py states.py kv_spec.py) tests/engine/test_against_transformers.py tests/models/test_against_transformers.py tests/engine/test_images.py tests/server/test_images.py tests/tokenizer/test_image_preparer.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)
