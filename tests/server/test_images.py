@@ -3,6 +3,7 @@
 import base64
 import functools
 import io
+import json
 import os
 import struct
 import zlib
@@ -22,12 +23,18 @@ from tests.server.test_takeover import Stream, commands_of, process_of, until
 from tests.servers import Server, serving
 
 QUESTION = "What is in this picture?"
+LARGE = 420
+"""Pixels of a side of an image whose tensor is in a file."""
 QUESTION_PART = {"type": "text", "text": QUESTION}
 
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = make_image_checkpoint("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl"))
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    settings["size"]["longest_edge"] = LARGE * LARGE
+    file.write_text(json.dumps(settings))
     flags = ("--served-model-name", "tiny", "--page-size", "4", "--log-level", "warning")
     with serving(folder, *flags) as server:
         yield server
@@ -207,6 +214,41 @@ def test_the_explanation_names_the_image(seeing: Server) -> None:
     answer = chat(seeing, text, one, other, QUESTION, cache={"explain": True}).json()
     assert "Image 2" in str(answer)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+
+
+def test_a_large_image_survives_the_worker_whose_tower_works_on_it(seeing: Server) -> None:
+    """The file of its tensor does too, or there is another."""
+    body = {
+        "model": "tiny",
+        "messages": [
+            {
+                "role": "user",
+                "content": [of_image(png(picture(51, LARGE, LARGE))), QUESTION_PART],
+            }
+        ],
+        "max_tokens": 24,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    worker = process_of(seeing, "worker")
+    line = worker.cmdline()
+    run_dir = Path(line[line.index("--run-dir") + 1])
+    maps = Path(f"/proc/{worker.pid}/maps")
+    cut = Stream(seeing, body)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(cut.run)
+        until(lambda: "/image-" in maps.read_text(), pause_s=0.001)
+        worker.kill()
+        reading.result()
+    assert not cut.error and process_of(seeing, "worker") != worker
+    computed = seeing.info()["stats"]["images_computed"]
+    httpx.post(f"{seeing.url}/flush_cache")
+    whole = Stream(seeing, body).run()
+    assert whole.texts[0] and cut.texts == whole.texts
+    assert cut.usage["prompt_tokens_details"]["image_tokens"] == 900
+    assert computed == seeing.info()["stats"]["images_computed"] == 1, "by the new worker, once"
+    assert not list(run_dir.rglob("image-*.*")), "workers' names are removed"
 
 
 def test_an_answer_about_an_image_survives_its_worker(seeing: Server) -> None:

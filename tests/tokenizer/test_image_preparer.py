@@ -27,7 +27,13 @@ from radixrt.tokenizer.fair_queue import NobodyWaits
 from radixrt.tokenizer.images import preparer as preparer_module
 from radixrt.tokenizer.images import preparing
 from radixrt.tokenizer.images.decoding import ImageLimits
-from radixrt.tokenizer.images.preparer import CPU_SECONDS, CpuBudget, ImagePreparer, _Death
+from radixrt.tokenizer.images.preparer import (
+    CPU_SECONDS,
+    LONGEST_WAIT_S,
+    CpuBudget,
+    ImagePreparer,
+    _Death,
+)
 from radixrt.tokenizer.images.preparing import (
     MEMORY_BYTES,
     NICENESS,
@@ -314,15 +320,21 @@ def test_it_yields_to_others_and_takes_little_memory(
     assert most == MEMORY_BYTES + BYTES_OF_A_PIXEL * limits.pixels
 
 
-def test_one_that_dies_or_stops_is_replaced(folder: Path) -> None:
-    new, image = ImagePreparer(longest_wait_s=0.05), png(picture(1))
+def test_one_that_dies_or_stops_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signs_of_life: list[None] = []
+    monkeypatch.setattr(preparer_module, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr(preparer_module, "is_alive", lambda: signs_of_life.append(None))
+    new, image = ImagePreparer(), png(picture(1))
     new.load(folder, PIXELS)
     process = new.start()
     process.send_signal(signal.SIGSTOP)
+    new.longest_wait_s = 0.2
+    signs_of_life.clear()
     with pytest.raises(RequestError, match="too much time"):
         prepare_by(new, folder, image)
     assert process.returncode == -signal.SIGKILL
-    new = ImagePreparer()
+    assert len(signs_of_life) > 1, "its thread is not taken for hung"
+    new.longest_wait_s = LONGEST_WAIT_S
     assert size_of(prepare_by(new, folder, image)) == (40, 30)
     first = new.start()
     first.kill()

@@ -104,7 +104,7 @@ class ImagePreparer:
     """One process, for one thread at a time; a new one is started when it has died."""
 
     def __init__(self, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
-        self._longest_wait_s = longest_wait_s
+        self.longest_wait_s = longest_wait_s
         self._shared = _open_file()
         self._process: subprocess.Popen[bytes] | None = None
         self._has_begun = False
@@ -220,7 +220,7 @@ class ImagePreparer:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(msgspec.json.encode(order) + b"\n")
-        end = time.monotonic() + self._longest_wait_s
+        end = time.monotonic() + self.longest_wait_s
         while (left := end - time.monotonic()) > 0:
             if (reply := _next_reply(process, min(left, SIGN_OF_LIFE_S))) is not None:
                 return reply
