@@ -29,7 +29,6 @@ from radixrt.tokenizer.images import preparing
 from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.preparer import (
     CPU_SECONDS,
-    LONGEST_WAIT_S,
     CpuBudget,
     ImagePreparer,
     _Death,
@@ -194,16 +193,8 @@ def test_who_is_at_fault_for_its_death_is_told(
     ):
         prepare(image)
     assert crash.value.status == 400
-    prepare(image)
-    stdin = preparer.start().stdin
-    with (
-        dying(preparer),
-        pytest.raises(RequestError, match="an error of the server") as error,
-    ):
-        assert stdin is not None
-        stdin.write(b"no order\n")  # an exception of the process
-        prepare(image)
-    assert error.value.status == 500
+    error = _Death(1).error("Image 1")  # an exception of the process
+    assert error.status == 500 and "an error of the server" in error.message
     assert [one.getMessage() for one in caplog.records] == [
         "The process that prepares images has ended (-11).",
         "The process that prepares images has ended (1).",
@@ -239,8 +230,6 @@ def test_a_full_disk_is_not_the_images_fault(
         prepare(image)
     assert refused.value.status == 503 and refused.value.retry_after_s
     assert preparer.start() is process, "it has not died"
-    process.kill()
-    process.wait()
 
     def full(data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -249,7 +238,24 @@ def test_a_full_disk_is_not_the_images_fault(
         patched.setattr(preparer, "_write", full)
         prepare(image)
     assert refused.value.status == 503
-    assert size_of(prepare(image)) == (40, 30)
+    process.kill()
+    process.wait()
+
+
+def test_a_request_that_is_gone_does_not_wait_for_the_process_to_begin(
+    preparer: ImagePreparer, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test before has ended it."""
+
+    def gone() -> None:
+        raise NobodyWaits
+
+    with monkeypatch.context() as patched, pytest.raises(NobodyWaits):
+        patched.setattr(preparer_module, "goes_on", gone)
+        prepare(png(picture(1)))
+    process = preparer.start()
+    assert size_of(prepare(png(picture(2, 50, 20)))) == (50, 20)
+    assert preparer.start() is process
 
 
 def test_an_image_that_takes_too_much_memory_is_refused(
@@ -286,23 +292,6 @@ def test_what_it_imports_is_not_in_this_process_and_has_no_torch(preparer: Image
         assert "PIL" in maps and "torch" not in maps
 
 
-def test_a_request_that_is_gone_does_not_wait_for_it_to_begin(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone() -> None:
-        raise NobodyWaits
-
-    new = ImagePreparer()
-    with monkeypatch.context() as patched, pytest.raises(NobodyWaits):
-        patched.setattr(preparer_module, "goes_on", gone)
-        prepare_by(new, folder, png(picture(1)))
-    process = new.start()
-    assert size_of(prepare_by(new, folder, png(picture(2, 50, 20)))) == (50, 20)
-    assert new.start() is process
-    process.kill()
-    process.wait()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd_create")
 def test_no_file_comes_to_a_disk(preparer: ImagePreparer) -> None:
     assert os.readlink(f"/proc/self/fd/{preparer._shared.fileno()}").startswith("/memfd:")
@@ -320,28 +309,23 @@ def test_it_yields_to_others_and_takes_little_memory(
     assert most == MEMORY_BYTES + BYTES_OF_A_PIXEL * limits.pixels
 
 
-def test_one_that_dies_or_stops_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_stops_is_ended_and_one_without_a_parent_ends(
+    preparer: ImagePreparer, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     signs_of_life: list[None] = []
     monkeypatch.setattr(preparer_module, "SIGN_OF_LIFE_S", 0.05)
     monkeypatch.setattr(preparer_module, "is_alive", lambda: signs_of_life.append(None))
-    new, image = ImagePreparer(), png(picture(1))
-    new.load(folder, PIXELS)
-    process = new.start()
+    prepare(png(picture(1)))
+    process = preparer.start()
     process.send_signal(signal.SIGSTOP)
-    new.longest_wait_s = 0.2
     signs_of_life.clear()
-    with pytest.raises(RequestError, match="too much time"):
-        prepare_by(new, folder, image)
+    with monkeypatch.context() as patched, pytest.raises(RequestError, match="too much time"):
+        patched.setattr(preparer, "longest_wait_s", 0.2)
+        prepare(png(picture(1)))
     assert process.returncode == -signal.SIGKILL
     assert len(signs_of_life) > 1, "its thread is not taken for hung"
-    new.longest_wait_s = LONGEST_WAIT_S
-    assert size_of(prepare_by(new, folder, image)) == (40, 30)
-    first = new.start()
-    first.kill()
-    first.wait()
-    assert size_of(prepare_by(new, folder, image)) == (40, 30)
-    second = new.start()
-    assert second is not first
-    assert second.stdin is not None
-    second.stdin.close()
-    assert second.wait(10) == 0, "it ends with its parent"
+    assert size_of(prepare(png(picture(1)))) == (40, 30)
+    process = preparer.start()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(10) == 0
