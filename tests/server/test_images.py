@@ -216,59 +216,42 @@ def test_the_explanation_names_the_image(seeing: Server) -> None:
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
 
 
-def test_a_large_image_survives_the_worker_whose_tower_works_on_it(seeing: Server) -> None:
-    """The file of its tensor does too, or there is another."""
-    body = {
-        "model": "tiny",
-        "messages": [
-            {
-                "role": "user",
-                "content": [of_image(png(picture(51, LARGE, LARGE))), QUESTION_PART],
-            }
-        ],
-        "max_tokens": 24,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
+def test_answers_about_images_survive_the_worker(seeing: Server) -> None:
+    """The last test of the server: a new engine gets the images with the requests that go on. One
+    has its first tokens; the tower works on the other's, whose tensor is in a file."""
+    begun, large = (
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": [of_image(png(image)), QUESTION_PART]}],
+            "max_tokens": count,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        for image, count in ((picture(31), 600), (picture(51, LARGE, LARGE), 24))
+    )
     worker = process_of(seeing, "worker")
-    line = worker.cmdline()
+    line, maps = worker.cmdline(), Path(f"/proc/{worker.pid}/maps")
     run_dir = Path(line[line.index("--run-dir") + 1])
-    maps = Path(f"/proc/{worker.pid}/maps")
-    cut = Stream(seeing, body)
-    with ThreadPoolExecutor(1) as threads:
-        reading = threads.submit(cut.run)
+    cut = [Stream(seeing, begun), Stream(seeing, large)]
+    with ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(cut[0].run)]
+        until(lambda: cut[0].num_events > 20)
+        reading.append(threads.submit(cut[1].run))
         until(lambda: "/image-" in maps.read_text(), pause_s=0.001)
         worker.kill()
-        reading.result()
-    assert not cut.error and process_of(seeing, "worker") != worker
+        assert not cut[0].finish, "both are cut off"
+        for one in reading:
+            one.result()
+    assert process_of(seeing, "worker") != worker
+    assert not cut[0].error and not cut[1].error
     computed = seeing.info()["stats"]["images_computed"]
     httpx.post(f"{seeing.url}/flush_cache")
-    whole = Stream(seeing, body).run()
-    assert whole.texts[0] and cut.texts == whole.texts
-    assert cut.usage["prompt_tokens_details"]["image_tokens"] == 900
-    assert computed == seeing.info()["stats"]["images_computed"] == 1, "by the new worker, once"
+    whole = [Stream(seeing, body).run().texts for body in (begun, large)]
+    assert all(whole) and [one.texts for one in cut] == whole
+    assert cut[1].usage["prompt_tokens_details"]["image_tokens"] == 900
+    assert computed == seeing.info()["stats"]["images_computed"] == 2, "by the new worker"
     assert not list(run_dir.rglob("image-*.*")), "workers' names are removed"
-
-
-def test_an_answer_about_an_image_survives_its_worker(seeing: Server) -> None:
-    """The last test of the server: a new engine gets the image with the request that goes on."""
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": [of_image(png(picture(31))), QUESTION_PART]}],
-        "max_tokens": 400,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    whole = Stream(seeing, body).run()
-    cut = Stream(seeing, body)
-    with ThreadPoolExecutor(1) as threads:
-        reading = threads.submit(cut.run)
-        until(lambda: cut.num_events > 20)
-        process_of(seeing, "worker").kill()
-        reading.result()
-    assert not cut.error and cut.texts == whole.texts
 
 
 thorough = pytest.mark.skipif(
