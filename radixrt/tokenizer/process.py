@@ -169,7 +169,7 @@ class TokenizerProcess:
                 self._queue.serve(),
                 beating,
                 self._prepare_when_idle(),
-                asyncio.to_thread(self._encoder.prepare_images),
+                self._queue.run("", "", 0, self._encoder.prepare_images, has_images=True),
             )
         finally:
             await self._constraints.close()

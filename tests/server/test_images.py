@@ -194,6 +194,7 @@ def test_ten_turns_about_an_image_run_the_tower_once(seeing: Server) -> None:
         if turn == 4:
             httpx.post(f"{seeing.url}/flush_cache")
     assert seeing.info()["stats"]["images_computed"] == before + 1
+    assert len(commands_of(seeing, "tokenizer.images.preparing")) == 1, "one for all"
 
 
 def test_an_image_of_an_expected_prompt_is_seen_in_idle_time(seeing: Server) -> None:

@@ -37,7 +37,7 @@ from radixrt.tokenizer.images.tensor_file import TensorFile
 log = logging.getLogger(__name__)
 
 CPU_SECONDS = 10
-"""One image may take so long; the largest that is accepted needs about three seconds."""
+"""One image may take so long; the largest that is accepted needs four or five seconds."""
 REQUEST_CPU_SECONDS = 20.0
 """Decoding and preparing all images of a request may take so long; the requests behind it wait."""
 LONGEST_WAIT_S = 60.0

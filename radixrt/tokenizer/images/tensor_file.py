@@ -25,7 +25,7 @@ class TensorFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"image-{uuid.uuid4().hex}"
-        self.remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
+        weakref.finalize(self, self.path.unlink, missing_ok=True)
         self._numbers = itertools.count()
 
     def link(self) -> str:
