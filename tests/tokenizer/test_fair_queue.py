@@ -124,9 +124,11 @@ def test_no_text_waits_for_an_image() -> None:
         serving = asyncio.create_task(queue.serve())
         image = asyncio.create_task(queue.run("a", "image", 1, prepared.wait, has_images=True))
         texts = (queue.run("a", f"{size}", size, lambda: "text") for size in (1, 10**6))
-        assert await asyncio.wait_for(asyncio.gather(*texts), 20) == ["text", "text"]
-        assert queue.seconds_at_work() > 0
-        prepared.set()
+        try:
+            assert await asyncio.wait_for(asyncio.gather(*texts), 20) == ["text", "text"]
+            assert queue.seconds_at_work() > 0
+        finally:
+            prepared.set()
         assert await asyncio.wait_for(image, 20)
         serving.cancel()
         queue.close()
