@@ -400,10 +400,9 @@ def longest_gap_s(engine: Engine, calls: Sequence[Callable[[], Any]], end: float
         raise RuntimeError(f"an answer ended after {len(times)} events, before the images")
     gaps = [later - earlier for earlier, later in pairwise(times)]
     waits = [later - earlier for earlier, later in pairwise(waited)]
-    longest = max(range(len(gaps)), key=gaps.__getitem__)
-    if waits[longest] > gaps[longest] / 10:
-        print(f"  (this program waited {waits[longest]:.3f} s of the next gap for a processor)")
-    return gaps[longest]
+    longest = max(gap - wait for gap, wait in zip(gaps, waits, strict=True))
+    print(f"  without the time for which this program waited for a processor: {longest:.3f} s")
+    return max(gaps)
 
 
 def waited_s() -> float:
