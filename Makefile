@@ -44,7 +44,7 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py tests/bench/test_bench_cache.py tests/bench/test_bench_routing.py tests/bench/test_exact_order.py $(ARGS)
 
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary, and longer floods; many minutes
-	RADIXRT_SCHEDULER_EXAMPLES=5000 RADIXRT_EVICTION_EXAMPLES=2000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py grammar_protocol.py eviction.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
+	RADIXRT_SCHEDULER_EXAMPLES=5000 RADIXRT_EVICTION_EXAMPLES=2000 $(BIN)/python -m pytest $(addprefix tests/scheduler/test_,stateful.py memory_pressure.py queue_time.py grammar_protocol.py eviction.py return_hazards.py) tests/engine/test_memory_pressure.py --timeout 0 $(ARGS)
 
 test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, in a crowded pool, by a server and with adapters; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest $(addprefix tests/engine/test_,speculation.py draft_heads.py mtp.py) tests/server/test_speculation.py tests/adapters/test_activated.py --timeout 0 $(ARGS)
@@ -130,7 +130,7 @@ test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clien
 	RADIXRT_CACHE_KILLS=50 RADIXRT_CACHE_CLIENTS=32 RADIXRT_DAMAGES=10000 RADIXRT_EVICTIONS=1000000 $(BIN)/python -m pytest --timeout 0 tests/server/test_cache_dir.py tests/worker/test_page_mover.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 RADIXRT_STATES=1 $(BIN)/python -m pytest --timeout 0 $(addprefix tests/engine/test_,determinism.py states.py kv_spec.py) tests/engine/test_against_transformers.py tests/models/test_against_transformers.py tests/models/test_latent_attention.py tests/engine/test_images.py tests/server/test_images.py tests/tokenizer/test_image_decoder.py $(ARGS)
+	RADIXRT_DETERMINISM=60 RADIXRT_STATES=1 $(BIN)/python -m pytest --timeout 0 $(addprefix tests/engine/test_,determinism.py states.py kv_spec.py) tests/engine/test_against_transformers.py tests/models/test_against_transformers.py tests/models/test_latent_attention.py tests/engine/test_images.py tests/server/test_images.py tests/tokenizer/test_image_preparer.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)

@@ -19,12 +19,13 @@ few and narrow.
 import argparse
 import base64
 import functools
-import http.client
 import json
 import math
 import os
 import re
 import struct
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -126,6 +127,8 @@ class Engine:
     url: str
     log: Path | None = None
     """The file of its output, if it says there how long its tower took."""
+    tokens: Sequence[int] = ()
+    """Of which the answer consists, whose tokens are timed; empty: any."""
     found: dict[str, list[float]] = field(default_factory=dict)
     """Seconds by what took them, a value a round."""
 
@@ -186,33 +189,49 @@ def look(engine: Engine, number: int, end: float) -> None:
     image, *others = (of_image(png(picture(10 * number + one, SIDE, SIDE))) for one in range(3))
     engine.note("cold", first_token_s(url, image, end))
     engine.note("warm", first_token_s(url, image, end))
-    engine.note("gap without images", longest_gap_s(url, [], end))
+    engine.note("gap without images", longest_gap_s(engine, [], end))
     engine.note(
         "gap beside images",
         longest_gap_s(
-            url, [functools.partial(first_token_s, url, one, end) for one in others], end
+            engine, [functools.partial(first_token_s, url, one, end) for one in others], end
         ),
     )
     if engine.name == "radixrt":
-        engine.note("gap beside bombs", gap_beside_bombs_s(url, number, end))
+        engine.note("gap beside bombs", gap_beside_bombs_s(engine, number, end))
 
 
 def measure_large(rounds: int, end: float) -> None:
     """Measure the gaps beside images of which all pixels are read; print them and the verdict."""
     with tempfile.TemporaryDirectory() as temp, ExitStack() as servers:
         flags = ("--served-model-name", "m", "--log-level", "warning", "--speculation", "off")
-        url = servers.enter_context(local_server(str(make_large(Path(temp))), *flags))
-        engine = Engine("radixrt", url)
+        folder = make_large(Path(temp))
+        url = servers.enter_context(local_server(str(folder), *flags))
+        engine = Engine("radixrt", url, tokens=letters(folder))
         for number in range(rounds):
-            engine.note("gap without images", longest_gap_s(url, [], end))
-            engine.note("gap beside bombs", gap_beside_bombs_s(url, number, end))
+            engine.note("gap without images", longest_gap_s(engine, [], end))
+            engine.note("gap beside bombs", gap_beside_bombs_s(engine, number, end))
         report([engine])
 
 
-def gap_beside_bombs_s(url: str, number: int, end: float) -> float:
-    """The longest gap of an answer beside the worst files; those of a round are new to the server."""
-    bodies = [body_of(one) for one in bombs(number)]
-    return longest_gap_s(url, [functools.partial(send, url, one) for one in bodies], end)
+def gap_beside_bombs_s(engine: Engine, number: int, end: float) -> float:
+    """The longest gap of an answer beside the worst files; those of a round are new to the server.
+    Another process sends them, in a session of its own: Linux shares the processors among sessions,
+    and this one must see tokens when they come."""
+    with tempfile.TemporaryDirectory() as temp:
+        bodies = []
+        for index, file in enumerate(bombs(number)):
+            bodies.append(Path(temp, str(index)))
+            bodies[-1].write_bytes(body_of(file))
+        command = [sys.executable, "-m", "bench.senders", engine.url, *map(str, bodies)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as sender:
+
+            def send() -> None:
+                assert sender.stdin is not None
+                sender.stdin.close()
+                if sender.wait(2 * REQUEST_TIMEOUT_S):
+                    raise RuntimeError("an image was not answered")
+
+            return longest_gap_s(engine, [send], end)
 
 
 def report(engines: list[Engine]) -> None:
@@ -285,6 +304,13 @@ def make_large(folder: Path) -> Path:
     return checkpoint
 
 
+def letters(checkpoint: Path) -> list[int]:
+    """The tokens that are letters: each is an event of its own, where parts of characters wait for
+    the next."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    return [index for token, index in tokenizer.get_vocab().items() if re.fullmatch("[a-z]", token)]
+
+
 def tower_seconds(text: Path, runs: int = 3) -> list[float]:
     """Seconds of the tower for an image, in this process."""
     use_threads(os.cpu_count() or 1)
@@ -339,21 +365,9 @@ def of_image(file: str) -> dict[str, Any]:
 
 
 def body_of(file: str) -> bytes:
-    """The body of a request about an image in base64: made before the clock runs, since this
-    process times the tokens too."""
+    """The body of a request about an image in base64."""
     message = {"role": "user", "content": [of_image(file)]}
     return json.dumps({"model": "m", "messages": [message], "max_tokens": 1}).encode()
-
-
-def send(url: str, body: bytes) -> int:
-    """Send a request, and return the status of the answer."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=REQUEST_TIMEOUT_S)
-    with closing(connection):
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", body, headers)
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
 
 
 def first_token_s(url: str, image: dict[str, Any], end: float) -> float:
@@ -363,29 +377,44 @@ def first_token_s(url: str, image: dict[str, Any], end: float) -> float:
         return next(times) - start
 
 
-def longest_gap_s(url: str, calls: Sequence[Callable[[], float]], end: float) -> float:
+def longest_gap_s(engine: Engine, calls: Sequence[Callable[[], Any]], end: float) -> float:
     """The longest time between two tokens of an answer, while calls run at the same time."""
     content = [{"type": "text", "text": f"Count. {time.time()}"}]
     with ThreadPoolExecutor(max(len(calls), 1)) as threads:
-        asked: list[Future[float]] = []
-        with closing(_times(url, content, MAX_TOKENS, end)) as stream:
-            times = []
+        asked: list[Future[Any]] = []
+        with closing(_times(engine.url, content, MAX_TOKENS, end, engine.tokens)) as stream:
+            times, waited = [], []
             for moment in stream:
                 times.append(moment)
+                waited.append(waited_s())
                 if len(times) == TOKENS_AROUND:
                     asked = [threads.submit(call) for call in calls]
                 if len(times) > TOKENS_AROUND and all(one.done() for one in asked):
                     break
-            times += [moment for _, moment in zip(range(TOKENS_AROUND), stream, strict=False)]
+            for _, moment in zip(range(TOKENS_AROUND), stream, strict=False):
+                times.append(moment)
+                waited.append(waited_s())
         for one in asked:
             one.result()
     if len(times) < 2 * TOKENS_AROUND:
         raise RuntimeError(f"an answer ended after {len(times)} events, before the images")
-    return max(later - earlier for earlier, later in pairwise(times))
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    waits = [later - earlier for earlier, later in pairwise(waited)]
+    longest = max(gap - wait for gap, wait in zip(gaps, waits, strict=True))
+    print(f"  without the time for which this program waited for a processor: {longest:.3f} s")
+    return max(gaps)
+
+
+def waited_s() -> float:
+    """Seconds that this thread was ready and had no processor, where Linux says so."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def _times(
-    url: str, content: list[dict[str, Any]], count: int, end: float
+    url: str, content: list[dict[str, Any]], count: int, end: float, tokens: Sequence[int] = ()
 ) -> Generator[float, None, None]:
     """The moments at which events of an answer come that have text.
 
@@ -400,6 +429,8 @@ def _times(
         "ignore_eos": True,
         "stream": True,
     }
+    if tokens:
+        body["allowed_token_ids"] = tokens
     with httpx.stream(
         "POST", f"{url}/v1/chat/completions", json=body, timeout=REQUEST_TIMEOUT_S
     ) as response:

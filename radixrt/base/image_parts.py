@@ -19,6 +19,13 @@ MAX_IMAGE_CHARS = 28 << 20
 
 IDLE_IMAGE_BYTES = 512 << 20
 """Memory of the features of images without users that stay for the next requests."""
+KEPT_IMAGE_BYTES = 128 << 20
+"""Memory of the tensors of the last images in the tokenizer process, for their next turns."""
+PREPARER_BYTES = 160 << 20
+"""Memory of the process that prepares images, but for the pixels of one."""
+BYTES_OF_A_PIXEL = 64
+"""Memory in which a pixel is decoded and prepared there (measured: 64 at most, with Qwen3-VL's
+processor)."""
 
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]*/?[\w.+*-]*)(?:;[\w.+=-]+)*;base64,", re.ASCII)
 

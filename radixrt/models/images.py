@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radixrt.base.image_parts import IDLE_IMAGE_BYTES
+from radixrt.base.image_parts import (
+    BYTES_OF_A_PIXEL,
+    IDLE_IMAGE_BYTES,
+    KEPT_IMAGE_BYTES,
+    PREPARER_BYTES,
+)
 from radixrt.models.gguf.folder import gguf_tensors, why_no_tower
 from radixrt.models.gguf.form import PROCESSOR_FILE
 from radixrt.models.registry import check_architecture, sees_images
@@ -13,10 +18,18 @@ PROCESSOR_FILES = (PROCESSOR_FILE, "processor_config.json")
 """Those with the settings of the image processor: transformers 4 writes the first, transformers 5
 the second."""
 
-IMAGE_BYTES = IDLE_IMAGE_BYTES + (384 << 20)
-"""Memory of a server that sees images, beside that for text: those features, and in the tokenizer
-process PyTorch, which processors import, with the tensors of the last images."""
 NO_TOWER = "No vision tower lies beside the GGUF file: its mmproj-*.gguf, or --mmproj FILE."
+
+
+def image_bytes(engines: int, max_pixels: int) -> int:
+    """Memory of a server that sees images, beside that for text.
+
+    Args:
+        engines: workers, each of which keeps features.
+        max_pixels: of one image.
+    """
+    preparer = PREPARER_BYTES + BYTES_OF_A_PIXEL * max_pixels
+    return engines * IDLE_IMAGE_BYTES + KEPT_IMAGE_BYTES + preparer
 
 
 def why_no_images(model_dir: Path, config: Mapping[str, Any], device: str) -> str | None:

@@ -48,7 +48,7 @@ from radixrt.models.head_files import (
     further_prefix,
     has_mtp,
 )
-from radixrt.models.images import IMAGE_BYTES, why_no_images
+from radixrt.models.images import image_bytes, why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -290,8 +290,10 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
         weights = engine_need(config).in_memory
         if has_mtp(config):
             weights += _copied_bytes(text, OWN_IDS) - _copied_bytes(text)
-    sees = why_no_images(model_dir, checkpoint, "cpu") is None
-    return config.dp * (weights + pool) + OTHER_BYTES + sees * config.dp * config.tp * IMAGE_BYTES
+    needed = config.dp * (weights + pool) + OTHER_BYTES
+    if why_no_images(model_dir, checkpoint, "cpu") is None:
+        needed += image_bytes(config.dp * config.tp, config.max_image_pixels)
+    return needed
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:

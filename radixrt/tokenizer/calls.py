@@ -31,7 +31,7 @@ from radixrt.messages.calls import (
     Tokenized,
 )
 from radixrt.messages.ids import PackedIds, num_ids, unpack_ids
-from radixrt.messages.requests import NO_TENANT, Tenant, TokenPrompt
+from radixrt.messages.requests import NO_TENANT, Prompt, Tenant, TokenPrompt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import PromptRecord
@@ -39,7 +39,7 @@ from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.kept_answers import TokenMemory
-from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.prompt.prompts import PromptEncoder, shows_images, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 CAPACITY_BYTES = 4 << 20
@@ -111,9 +111,12 @@ class Calls:
         except Exception as error:
             self.to_api(CallReply(call_id=call.call_id, error=failure("", error)))
 
-    def _queued(self, tenant: Tenant, size: int, work: Callable[[], Result]) -> Awaitable[Result]:
-        """The result of work on about ``size`` characters, done in the fair queue."""
-        return self.queue.run(tenant.name, _CALLS, size, work)
+    def _queued(
+        self, tenant: Tenant, size: int, work: Callable[[], Result], *prompts: Prompt
+    ) -> Awaitable[Result]:
+        """The result of work on about ``size`` characters, or on prompts, done in the fair queue."""
+        has_images = shows_images(*prompts)
+        return self.queue.run(tenant.name, _CALLS, size, work, has_images=has_images)
 
     # ------------------------------------------------------------ one call each
 
@@ -132,7 +135,7 @@ class Calls:
             text, ids = encoded.text, encoded.token_ids
             return Tokenized(ids, self.vocabulary.decode(ids) if text is None else text)
 
-        return await self._queued(call.tenant, size, encode)
+        return await self._queued(call.tenant, size, encode, call.prompt)
 
     @_answer.register
     async def _detokenize(self, call: DetokenizeCall) -> str:
@@ -151,7 +154,7 @@ class Calls:
     @_answer.register
     async def _pin(self, call: PinCall) -> _Builtins:
         encode = partial(self.encoder.encode, call.prompt, self.limits, call.root)
-        encoded = await self._queued(call.tenant, size_in_chars(call.prompt), encode)
+        encoded = await self._queued(call.tenant, size_in_chars(call.prompt), encode, call.prompt)
         return await self.ask(replace(call, prompt=TokenPrompt(encoded.keys)))
 
     @_answer.register
@@ -164,7 +167,7 @@ class Calls:
             encoded = (encode(one, limits, call.root) for one in call.prompts)
             return [TokenPrompt(one.keys) for one in encoded]
 
-        prompts = await self._queued(call.tenant, size, encode)
+        prompts = await self._queued(call.tenant, size, encode, *call.prompts)
         return await self.ask(replace(call, prompts=prompts))
 
     @_answer.register

@@ -1,5 +1,5 @@
 """Fair queue of the work of encoding: round robin over tenants and, of each, over requests, with a
-thread each for short and for long texts.
+thread each for short texts, for long ones and for chats with images.
 
 The prompts of one HTTP request share a key, so a request that comes after a batch of a thousand
 prompts waits for one of them, not for all. Work runs in threads, so that the tokens of running
@@ -30,18 +30,23 @@ class NobodyWaits(Exception):
     """The result of a piece of work is not wanted any more: its client has gone."""
 
 
+def is_alive() -> None:
+    """Say in a piece of work that it has not stopped: the time that it may take begins anew."""
+    lane = getattr(_lane_of_thread, "lane", None)
+    if lane is not None and lane.running is not None:
+        lane.begun = time.monotonic()
+
+
 def goes_on() -> None:
-    """Say in a piece of work that it has come further: the time that it may take begins anew.
+    """Say in a piece of work that it has come further, as :func:`is_alive` does.
 
     Raises:
         NobodyWaits: it need not go on.
     """
     lane = getattr(_lane_of_thread, "lane", None)
-    if lane is None or lane.running is None:
-        return
-    if lane.running.cancelled():
+    if lane is not None and lane.running is not None and lane.running.cancelled():
         raise NobodyWaits
-    lane.begun = time.monotonic()
+    is_alive()
 
 
 SHORT_CHARS = 20_000
@@ -50,33 +55,42 @@ own."""
 
 
 class FairQueue:
-    """Runs work in two threads, one for short texts and one for long ones."""
+    """Runs work in three threads. An image may take seconds, for which no text waits."""
 
     def __init__(self) -> None:
         self._short = _Lane("encode-short")
         self._long = _Lane("encode-long", gives_memory_back=True)
+        self._images = _Lane("encode-images", gives_memory_back=True)
+        self._lanes = self._short, self._long, self._images
 
     async def run(
-        self, tenant: str, key: str, num_chars: int, work: Callable[[], Result]
+        self,
+        tenant: str,
+        key: str,
+        num_chars: int,
+        work: Callable[[], Result],
+        *,
+        has_images: bool = False,
     ) -> Result:
         """Run the work when it is the turn of its tenant and, of the tenant's, of its key; return
         its result. Cancelled before that, it never runs; later, it ends where it calls
         :func:`goes_on`."""
         lane = self._short if num_chars <= SHORT_CHARS else self._long
+        lane = self._images if has_images else lane
         return await lane.run(tenant, key, work)
 
     async def serve(self) -> None:
         """Serve until cancelled."""
-        await asyncio.gather(self._short.serve(), self._long.serve())
+        await asyncio.gather(*(lane.serve() for lane in self._lanes))
 
     def seconds_at_work(self) -> float:
         """Time for which the oldest piece of work in a thread has run; 0: none runs."""
-        begun = [lane.begun for lane in (self._short, self._long) if lane.begun is not None]
+        begun = [lane.begun for lane in self._lanes if lane.begun is not None]
         return time.monotonic() - min(begun) if begun else 0.0
 
     def close(self) -> None:
-        self._short.close()
-        self._long.close()
+        for lane in self._lanes:
+            lane.close()
 
 
 class _Lane:

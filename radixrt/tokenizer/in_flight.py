@@ -25,7 +25,7 @@ from radixrt.messages.sequences import (
 )
 from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.constraints.manager import ConstraintManager
-from radixrt.tokenizer.images.processor import ProcessedImage
+from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.retry.checked_answer import DueCheck
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink

@@ -51,6 +51,7 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import (
     KEPT_BYTES_PER_TOKEN,
     PromptEncoder,
+    shows_images,
     size_in_chars,
 )
 from radixrt.tokenizer.receipts import ReceiptMaker
@@ -161,10 +162,14 @@ class TokenizerProcess:
                 has_chat_template=bool(self._vocabulary.hf.chat_template),
             )
         )
-        preparing = self._prepare_when_idle()
         try:
             await asyncio.gather(
-                serving, self._serve_api(), self._queue.serve(), beating, preparing
+                serving,
+                self._serve_api(),
+                self._queue.serve(),
+                beating,
+                self._prepare_when_idle(),
+                self._queue.run("", "", 0, self._encoder.prepare_images, has_images=True),
             )
         finally:
             await self._constraints.close()
@@ -192,7 +197,6 @@ class TokenizerProcess:
             if self._in_flight.any:
                 idle_since = time.monotonic()
         await asyncio.to_thread(self._vocabulary.prepare_chats)
-        await asyncio.to_thread(self._encoder.prepare_images)
         gc.freeze()
         give_memory_back()
 
@@ -227,7 +231,11 @@ class TokenizerProcess:
             filled = await self._fetcher.filled(request)
             size = size_in_chars(filled.prompt) + len(request.prediction)
             encoding = self._queue.run(
-                tenant.name, key, size, lambda: self._requests.encode(filled)
+                tenant.name,
+                key,
+                size,
+                lambda: self._requests.encode(filled),
+                has_images=shows_images(filled.prompt),
             )
             compiled: Compiled | None = None
             grammar_s = 0.0

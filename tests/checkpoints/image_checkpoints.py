@@ -4,12 +4,14 @@ images for them."""
 import base64
 import functools
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from radixrt.messages.images import VisionInfo
 from tests.checkpoints import END_OF_TURN, GEMMA4, make_tokenizer
 
 VOCAB_SIZE = 512
@@ -380,6 +382,20 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
     model.save_pretrained(folder)
     _processor(family, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+PIXELS = VisionInfo(
+    family="llava", weights=b"", tokens_per_tile=4, tile_size=28, image_token=7, feature_bytes=8
+)
+"""A tower for the images of :func:`make_pixel_processor`."""
+
+
+def make_pixel_processor(folder: Path) -> Path:
+    """Save a processor that leaves pixels as they are."""
+    steps = ("resize", "center_crop", "rescale", "normalize")
+    settings = {"image_processor_type": "CLIPImageProcessor"} | {f"do_{step}": False for step in steps}  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 

@@ -12,8 +12,8 @@ import transformers
 from radixrt.base.config import ServerConfig
 from radixrt.messages.images import VisionInfo
 from radixrt.messages.requests import ChatPrompt
+from radixrt.tokenizer.images.kept_images import KeptImages
 from radixrt.tokenizer.images.places import ImagePlacer
-from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -45,10 +45,10 @@ class Sees:
 
     def encoder(self, files: Path | None = None) -> PromptEncoder:
         """One that puts the tensors of large images into files of a folder."""
-        processor = ImageProcessor(self.served, self.vision, files=files)
+        kept = KeptImages(self.served, self.vision, files=files)
         placeholder = self.vocabulary.special_tokens[self.vision.image_token].content
         encoder = PromptEncoder(self.vocabulary)
-        encoder.serve_images(ImagePlacer(processor, placeholder), "")
+        encoder.serve_images(ImagePlacer(kept, placeholder), "")
         return encoder
 
     def engine(self, **settings: Any) -> InProcessEngine:

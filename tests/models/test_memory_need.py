@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.base.image_parts import BYTES_OF_A_PIXEL
 from radixrt.device.machine import OTHER_BYTES, available_memory
 from radixrt.models import memory_need as needs
 from radixrt.models.loader import load_model
-from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
+from radixrt.models.memory_need import check_fits, engine_bytes, loads_into_memory, memory_need
 from radixrt.supervisor.launch import prepare
 from tests.checkpoints.image_checkpoints import make_image_checkpoint
 
@@ -91,6 +92,11 @@ def loaded_bytes(folder: Path) -> int:
 
 def test_a_tower_is_counted_where_images_are_served(tmp_path: Path) -> None:
     folder = make_image_checkpoint("qwen3_vl", tmp_path)
+    most = [
+        engine_bytes(ServerConfig(model_path=str(folder), max_image_pixels=pixels), GIB)
+        for pixels in (1 << 20, 1 << 24)
+    ]
+    assert most[1] - most[0] == 15 * BYTES_OF_A_PIXEL << 20, "one image is prepared at a time"
     sees = memory_need(folder, dtype="bfloat16", quantization="int8").in_memory
     assert sees <= loaded_bytes(folder) <= 1.2 * sees
     (folder / "preprocessor_config.json").unlink()

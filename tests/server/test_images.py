@@ -3,6 +3,7 @@
 import base64
 import functools
 import io
+import json
 import os
 import struct
 import zlib
@@ -22,12 +23,18 @@ from tests.server.test_takeover import Stream, commands_of, process_of, until
 from tests.servers import Server, serving
 
 QUESTION = "What is in this picture?"
+LARGE = 420
+"""Pixels of a side of an image whose tensor is in a file."""
 QUESTION_PART = {"type": "text", "text": QUESTION}
 
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = make_image_checkpoint("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl"))
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    settings["size"]["longest_edge"] = LARGE * LARGE
+    file.write_text(json.dumps(settings))
     flags = ("--served-model-name", "tiny", "--page-size", "4", "--log-level", "warning")
     with serving(folder, *flags) as server:
         yield server
@@ -187,6 +194,7 @@ def test_ten_turns_about_an_image_run_the_tower_once(seeing: Server) -> None:
         if turn == 4:
             httpx.post(f"{seeing.url}/flush_cache")
     assert seeing.info()["stats"]["images_computed"] == before + 1
+    assert len(commands_of(seeing, "tokenizer.images.preparing")) == 1, "one for all"
 
 
 def test_an_image_of_an_expected_prompt_is_seen_in_idle_time(seeing: Server) -> None:
@@ -209,24 +217,42 @@ def test_the_explanation_names_the_image(seeing: Server) -> None:
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
 
 
-def test_an_answer_about_an_image_survives_its_worker(seeing: Server) -> None:
-    """The last test of the server: a new engine gets the image with the request that goes on."""
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": [of_image(png(picture(31))), QUESTION_PART]}],
-        "max_tokens": 400,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    whole = Stream(seeing, body).run()
-    cut = Stream(seeing, body)
-    with ThreadPoolExecutor(1) as threads:
-        reading = threads.submit(cut.run)
-        until(lambda: cut.num_events > 20)
-        process_of(seeing, "worker").kill()
-        reading.result()
-    assert not cut.error and cut.texts == whole.texts
+def test_answers_about_images_survive_the_worker(seeing: Server) -> None:
+    """The last test of the server: a new engine gets the images with the requests that go on. One
+    has its first tokens; the tower works on the other's, whose tensor is in a file."""
+    begun, large = (
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": [of_image(png(image)), QUESTION_PART]}],
+            "max_tokens": count,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        for image, count in ((picture(31), 600), (picture(51, LARGE, LARGE), 24))
+    )
+    worker = process_of(seeing, "worker")
+    line, maps = worker.cmdline(), Path(f"/proc/{worker.pid}/maps")
+    run_dir = Path(line[line.index("--run-dir") + 1])
+    cut = [Stream(seeing, begun), Stream(seeing, large)]
+    with ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(cut[0].run)]
+        until(lambda: cut[0].num_events > 20)
+        reading.append(threads.submit(cut[1].run))
+        until(lambda: "/image-" in maps.read_text(), pause_s=0.001)
+        worker.kill()
+        assert not cut[0].finish, "both are cut off"
+        for one in reading:
+            one.result()
+    assert process_of(seeing, "worker") != worker
+    assert not cut[0].error and not cut[1].error
+    computed = seeing.info()["stats"]["images_computed"]
+    httpx.post(f"{seeing.url}/flush_cache")
+    whole = [Stream(seeing, body).run().texts for body in (begun, large)]
+    assert all(whole) and [one.texts for one in cut] == whole
+    assert cut[1].usage["prompt_tokens_details"]["image_tokens"] == 900
+    assert computed == seeing.info()["stats"]["images_computed"] == 2, "by the new worker"
+    assert not list(run_dir.rglob("image-*.*")), "workers' names are removed"
 
 
 thorough = pytest.mark.skipif(

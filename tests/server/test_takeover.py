@@ -313,8 +313,8 @@ def test_leases_and_subscribers_survive_and_three_deaths_without_a_token_are_the
     until(lambda: not processes_of(server))
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 20) -> None:
+def until(condition: Callable[[], Any], timeout_s: float = 20, pause_s: float = 0.02) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(pause_s)

@@ -116,6 +116,26 @@ def test_work_that_nobody_waits_for_ends_where_it_goes_on() -> None:
     assert ended == ["early"]
 
 
+def test_no_text_waits_for_an_image() -> None:
+    """Neither a short one nor a long one."""
+
+    async def serve() -> None:
+        queue, prepared = FairQueue(), threading.Event()
+        serving = asyncio.create_task(queue.serve())
+        image = asyncio.create_task(queue.run("a", "image", 1, prepared.wait, has_images=True))
+        texts = (queue.run("a", f"{size}", size, lambda: "text") for size in (1, 10**6))
+        try:
+            assert await asyncio.wait_for(asyncio.gather(*texts), 20) == ["text", "text"]
+            assert queue.seconds_at_work() > 0
+        finally:
+            prepared.set()
+        assert await asyncio.wait_for(image, 20)
+        serving.cancel()
+        queue.close()
+
+    asyncio.run(serve())
+
+
 class Panic(BaseException):
     """As the tokenizers library raises them."""
 

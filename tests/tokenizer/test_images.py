@@ -1,10 +1,9 @@
 """Decoding images: what a processor gets is what transformers' ``load_image`` makes of the file."""
 
 import base64
+import contextlib
 import io
-import itertools
 import struct
-import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -24,17 +23,16 @@ from radixrt.messages.images import (
     HurryImage,
     ImageRun,
     LoadImage,
-    VisionInfo,
 )
 from radixrt.tokenizer.explain.records import PromptRecord
-from radixrt.tokenizer.images import places, processor
-from radixrt.tokenizer.images.decoder import CpuBudget
+from radixrt.tokenizer.images import kept_images, places
 from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
+from radixrt.tokenizer.images.kept_images import KeptImages
 from radixrt.tokenizer.images.places import NO_PLACEHOLDER, ImagePlacer
-from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
+from radixrt.tokenizer.images.preparer import CpuBudget, free_preparer
+from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.sent_images import SentImages
-from radixrt.tokenizer.images.tensor_file import MAX_SENT_BYTES, put_into_file
-from tests.checkpoints.image_checkpoints import picture, png
+from tests.checkpoints.image_checkpoints import PIXELS, make_pixel_processor, picture, png
 from tests.servers.fake_scheduler import engine_info
 
 SEEN = picture(9, 37, 21)
@@ -148,8 +146,7 @@ def test_random_damage_is_an_image_or_an_error_of_the_request() -> None:
 
 
 def processed(number: int, num_bytes: int = 100) -> ProcessedImage:
-    pixels = np.zeros((1, 3, 2, 2), dtype=np.float32)
-    return ProcessedImage(bytes([number]) * 32, pixels, (0, 0), (4,), num_bytes)
+    return ProcessedImage(bytes([number]) * 32, (1, 3, 2, 2), (0, 0), (4,), num_bytes, bytes(48))
 
 
 def test_images_without_users_stay_within_a_number_of_bytes() -> None:
@@ -199,52 +196,50 @@ def test_an_image_for_idle_times_is_hurried_by_the_first_other_answer() -> None:
     assert [type(message) for message in sent] == [LoadImage, LoadImage, DropImage, LoadImage]
 
 
-def test_large_tensors_go_to_workers_on_this_machine_in_files(tmp_path: Path) -> None:
-    values = np.random.default_rng(3).random((1, 3, 600, 600), dtype=np.float32)
-    assert values.nbytes > MAX_SENT_BYTES
-    assert put_into_file(tmp_path, values[:, :, :300]) is None
-    assert put_into_file(tmp_path / "missing", values) is None
-    file = put_into_file(tmp_path, values)
-    assert file is not None and (file.values == values).all()
-    image = ProcessedImage(bytes(32), file.values, (0, 0), (4,), values.nbytes, file)
-    sent: list[Any] = []
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pixel_processor(tmp_path_factory.mktemp("pixels"))
+
+
+def test_large_tensors_go_to_workers_on_this_machine_in_files(folder: Path, tmp_path: Path) -> None:
+    large, sent = picture(3, 600, 600), list[Any]()
+    values = np.asarray(large, dtype="<f4").transpose(2, 0, 1).tobytes()
+
+    def prepared(image: Image.Image, files: Path | None = tmp_path) -> ProcessedImage:
+        with free_preparer() as preparer:
+            return preparer.prepare(png(image).encode(), "", folder, PIXELS, files=files)
+
+    for one in (prepared(picture(3)), prepared(large, None), prepared(large, tmp_path / "missing")):
+        assert one.file is None and len(one.pixels) == one.num_bytes
+    assert one.pixels == values
+    assert not list(tmp_path.iterdir())
+    image = prepared(large)
     for by_file in (True, True, False):
         SentImages(sent.append, by_file=by_file).use(image)
     local, another, joined = sent
     assert not local.pixels and not another.pixels and local.file != another.file
-    assert not joined.file and joined.pixels == values.tobytes()
+    assert not joined.file and joined.pixels == values
     Path(another.file).unlink()
-    del image, file
+    del image
     assert [str(one) for one in tmp_path.iterdir()] == [local.file], "its reader removes it"
-    assert Path(local.file).read_bytes() == values.tobytes()
+    assert Path(local.file).read_bytes() == values
 
 
-class Preparing:
-    """Stands for transformers' processor: a tile of the image as it is."""
+class TakesASecond:
+    """Stands for a preparer."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {}
-
-    def __call__(self, image: Image.Image, **_: Any) -> dict[str, Any]:
-        return {"pixel_values": np.asarray(image, dtype=np.float32).transpose(2, 0, 1)}
-
-
-VISION = VisionInfo(
-    family="llava", weights=b"", tokens_per_tile=4, tile_size=28, image_token=7, feature_bytes=8
-)
-
-
-def preparing(files: Path | None = None) -> ImageProcessor:
-    made = ImageProcessor(Path(), VISION, files=files)
-    made._processor = Preparing()
-    return made
+    def prepare(self, data: bytes, *_: Any, budget: CpuBudget, **__: Any) -> ProcessedImage:
+        budget.left -= 1
+        return processed(len(data) % 256)
 
 
 def test_all_images_of_a_request_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To prepare one takes a second here, and one that is kept none."""
+    """One that is kept takes none."""
     monkeypatch.setattr(places, "CpuBudget", lambda: CpuBudget(1.5))
-    monkeypatch.setattr(time, "thread_time", itertools.count().__next__)
-    placer = ImagePlacer(preparing(), "<image>")
+    monkeypatch.setattr(
+        kept_images, "free_preparer", lambda: contextlib.nullcontext(TakesASecond())
+    )
+    placer = ImagePlacer(KeptImages(Path(), PIXELS), "<image>")
 
     def process(*numbers: int) -> list[ProcessedImage]:
         parts = [{"type": "image", "data": png(picture(number))} for number in numbers]
@@ -258,10 +253,10 @@ def test_all_images_of_a_request_share_its_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_large_images_are_kept_in_files_beside_the_memory_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "KEPT_BYTES", 1 << 20)
-    images = preparing(tmp_path)
+    monkeypatch.setattr(kept_images, "KEPT_IMAGE_BYTES", 1 << 20)
+    images = KeptImages(folder, PIXELS, files=tmp_path)
     small, large = png(picture(1)), png(picture(2, 700, 700))
     found = [images.process(one, "") for one in (small, large)]
     assert [one.file is not None for one in found] == [False, True]
@@ -279,7 +274,7 @@ def test_an_explanation_counts_images_and_not_their_tiles() -> None:
 def test_images_with_small_pages_are_refused(page_size: int) -> None:
     """31 bits a token tell too few pages of images apart."""
     vocabulary: Any = SimpleNamespace(special_tokens={7: SimpleNamespace(content="<image>")})
-    info = engine_info(vision=VISION, page_size=page_size)
+    info = engine_info(vision=PIXELS, page_size=page_size)
     placer = ImagePlacer.for_engine(info, ServerConfig(), vocabulary)
     assert (placer is None) is (page_size < SHORTEST_PAGE)
     assert f"--page-size {SHORTEST_PAGE} or more" in NO_PLACEHOLDER

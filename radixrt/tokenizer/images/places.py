@@ -21,10 +21,11 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import SHORTEST_PAGE, ImageRun, VisionInfo
 from radixrt.tokenizer.fair_queue import goes_on
-from radixrt.tokenizer.images.decoder import CpuBudget, free_decoder
 from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.families import FAMILIES
-from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
+from radixrt.tokenizer.images.kept_images import KeptImages
+from radixrt.tokenizer.images.preparer import CpuBudget
+from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.spread import Spread
 from radixrt.tokenizer.prompt.breakpoints import Messages, substitute
 from radixrt.tokenizer.prompt.chat_template import RenderedChat
@@ -47,13 +48,13 @@ class ImagePlacer:
     """Places the images of chats for one checkpoint.
 
     Args:
-        processor: makes the tensors.
+        kept: makes the tensors.
         placeholder: the special token of an image's positions.
     """
 
-    def __init__(self, processor: ImageProcessor, placeholder: str) -> None:
-        self.vision: VisionInfo = processor.vision
-        self._processor = processor
+    def __init__(self, kept: KeptImages, placeholder: str) -> None:
+        self.vision: VisionInfo = kept.vision
+        self._kept = kept
         self._placeholder = placeholder
         self._family = FAMILIES[self.vision.family]
         self._mark = re.compile(re.escape(self._family.mark or placeholder))
@@ -78,15 +79,13 @@ class ImagePlacer:
         if placeholder is None:
             return None
         limits = ImageLimits(config.max_images, config.max_image_pixels, config.max_image_mib << 20)
-        processor = ImageProcessor(Path(config.model_path), info.vision, limits, files)
-        return cls(processor, placeholder.content)
+        kept = KeptImages(Path(config.model_path), info.vision, limits, files)
+        return cls(kept, placeholder.content)
 
     def prepare(self) -> None:
-        """Load the processor and start a decoder ahead of the first image. An error is the
-        request's that needs them."""
-        with contextlib.suppress(RequestError, OSError), free_decoder() as decoder:
-            decoder.start()
-            self._processor.prepare()
+        """Load the processor ahead of the first image. An error is the request's that needs it."""
+        with contextlib.suppress(RequestError):
+            self._kept.load()
 
     def process(
         self, messages: Messages, most_tokens: int
@@ -102,7 +101,7 @@ class ImagePlacer:
             NobodyWaits: the request is not wanted any more.
         """
         count = sum(part["type"] == "image" for part in _parts(messages))
-        most = min(self._processor.limits.images, most_tokens // (self.vision.tokens_per_tile or 1))
+        most = min(self._kept.limits.images, most_tokens // (self.vision.tokens_per_tile or 1))
         if count > most:
             raise RequestError(
                 f"The request has {count} images; at most {most} are taken (--max-images, or the context). Leave some out.",
@@ -121,7 +120,7 @@ class ImagePlacer:
                     f"{where} has an address, which is fetched for answers only; send a data URL.",
                     param="messages",
                 )
-            images.append(self._processor.process(part["data"], where, budget))
+            images.append(self._kept.process(part["data"], where, budget))
             goes_on()
             if (found := sum(image.num_tokens for image in images)) > most_tokens:
                 raise RequestError(

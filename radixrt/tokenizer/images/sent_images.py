@@ -14,7 +14,7 @@ from radixrt.base.errors import RequestError
 from radixrt.base.image_parts import IDLE_IMAGE_BYTES
 from radixrt.messages.images import DropImage, HurryImage, ImageKey
 from radixrt.messages.requests import IdleKind
-from radixrt.tokenizer.images.processor import ProcessedImage
+from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.sent_parts import SentParts
 
 MAX_USED_BYTES = 2 << 30

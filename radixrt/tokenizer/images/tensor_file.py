@@ -6,34 +6,26 @@ that Qwen's processor makes has 300 MB.
 """
 
 import itertools
-import logging
 import os
-import tempfile
+import uuid
 import weakref
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
-
-log = logging.getLogger(__name__)
 
 MAX_SENT_BYTES = 4 << 20
 """Larger tensors are put into files."""
 
 
 class TensorFile:
-    """A file that lives as long as this object; each reader gets a name of its own for it."""
+    """A file that lives as long as this object; each reader gets a name of its own for it. Whoever
+    prepares the image writes it.
 
-    def __init__(self, path: Path, values: NDArray[np.float32]) -> None:
-        """
-        Raises:
-            OSError: the disk is full.
-        """
-        self._path = path
-        weakref.finalize(self, path.unlink, missing_ok=True)
-        values.tofile(path)
-        self.values = np.memmap(path, values.dtype, "r", shape=values.shape)
-        """The tensor, mapped."""
+    Args:
+        folder: for the file, which has a new name there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"image-{uuid.uuid4().hex}"
+        weakref.finalize(self, self.path.unlink, missing_ok=True)
         self._numbers = itertools.count()
 
     def link(self) -> str:
@@ -42,19 +34,6 @@ class TensorFile:
         Raises:
             OSError: the file system has no further names.
         """
-        name = f"{self._path}.{next(self._numbers)}"
-        os.link(self._path, name)
+        name = f"{self.path}.{next(self._numbers)}"
+        os.link(self.path, name)
         return name
-
-
-def put_into_file(folder: Path, values: NDArray[np.float32]) -> TensorFile | None:
-    """A tensor in a new file of a folder; None: it is small, or the file can't be written."""
-    if values.nbytes <= MAX_SENT_BYTES:
-        return None
-    try:
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix="image-")
-        os.close(descriptor)
-        return TensorFile(Path(name), values)
-    except OSError as error:
-        log.warning("An image is sent and not put into a file of %s: %s.", folder, error)
-        return None

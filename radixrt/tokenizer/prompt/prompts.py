@@ -22,7 +22,7 @@ from radixrt.messages.requests import (
 )
 from radixrt.tokenizer.explain.records import ChatLayout
 from radixrt.tokenizer.images.places import ImagePlacer, has_images
-from radixrt.tokenizer.images.processor import ProcessedImage
+from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.spread import AS_THEY_ARE, Spread
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import (
@@ -271,6 +271,12 @@ def size_in_chars(prompt: Prompt) -> int:
             return sum(map(len, (prompt.prefix, prompt.suffix, prompt.middle, *texts)))
         case ChatPrompt():
             return sum(map(_json_size, (prompt.messages, prompt.tools, prompt.template_kwargs)))
+
+
+def shows_images(*prompts: Prompt) -> bool:
+    """Whether a prompt has images."""
+    chats = (one for one in prompts if isinstance(one, ChatPrompt))
+    return any(has_images(chat.messages) for chat in chats)
 
 
 def _json_size(value: object) -> int:
