@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from radixrt.base.errors import RadixrtError
 
@@ -174,8 +173,10 @@ class AsyncInbox(Decoder[Received]):
     """The receiving end of a channel, for a process with an event loop."""
 
     def __init__(self, address: str, message_types: type[Received] | object) -> None:
+        from zmq.asyncio import Context  # with asyncio, which other processes do not need
+
         super().__init__(message_types)
-        self.socket = _bind(zmq.asyncio.Context.instance(), address)
+        self.socket = _bind(Context.instance(), address)
 
     async def receive(self) -> Received:
         """Wait for the next well-formed message."""

@@ -43,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     """The parsed command line; exits at what no command knows, with the nearest flag."""
-    parser = _parser()
+    parser = _parser(argv[0] if argv else "")
     arguments, unknown = parser.parse_known_args(argv)
     if not unknown:
         return arguments
@@ -75,24 +75,33 @@ class _Command(_Parser):
         return namespace, unknown
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: str = "") -> argparse.ArgumentParser:
+    """
+    Args:
+        command: the only one whose flags are declared, since those of all take as long as half of the
+            imports; "": all have theirs.
+    """
     parser = _Parser(
         prog="radixrt", description="An LLM serving engine with a radix-tree KV cache."
     )
     parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
-    _add_commands(commands, _COMMANDS)
+    _add_commands(commands, _COMMANDS, command)
     cache = commands.add_parser("cache", help="show KV on disk, and ship it as files")
-    _add_commands(cache.add_subparsers(required=True, metavar="ACTION"), _CACHE_ACTIONS)
+    if command in ("", "cache"):
+        _add_commands(cache.add_subparsers(required=True, metavar="ACTION"), _CACHE_ACTIONS)
     bench = commands.add_parser("bench", help="measure")
-    _add_commands(bench.add_subparsers(required=True, metavar="BENCHMARK"), _BENCHMARKS)
+    if command in ("", "bench"):
+        _add_commands(bench.add_subparsers(required=True, metavar="BENCHMARK"), _BENCHMARKS)
     return parser
 
 
-def _add_commands(parent: Any, table: "dict[str, tuple[str, tuple[Declare, ...], Run]]") -> None:
+def _add_commands(
+    parent: Any, table: "dict[str, tuple[str, tuple[Declare, ...], Run]]", only: str = ""
+) -> None:
     for name, (help, declarations, run) in table.items():
         command = parent.add_parser(name, help=help)
-        for declare in declarations:
+        for declare in declarations if only in ("", name) else ():
             declare(command)
         command.set_defaults(run=run)
 

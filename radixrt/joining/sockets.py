@@ -8,14 +8,16 @@ if the token becomes known later (https://rfc.zeromq.org/spec/26/).
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
-import zmq.asyncio
 from zmq.utils import z85
 
 from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import MAX_FRAME_BYTES
+
+if TYPE_CHECKING:
+    import zmq.asyncio  # with asyncio, which engines do not need
 
 MIN_TOKEN_CHARS = 32
 """The token is the secret of the keys, so it must be as random as they are."""
@@ -78,14 +80,16 @@ class JoinKeys(NamedTuple):
         return JoinKeys.derive(token)
 
 
-def ingress_socket(address: str, keys: JoinKeys) -> zmq.asyncio.Socket:
+def ingress_socket(address: str, keys: JoinKeys) -> "zmq.asyncio.Socket":
     """A ROUTER socket that speaks with nobody but holders of the engine's key. The handler of ZAP
     in the same context (:mod:`zmq.auth`) checks the keys of its peers.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
     """
-    socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+    from zmq.asyncio import Context
+
+    socket = Context.instance().socket(zmq.ROUTER)
     _set_options(socket, address)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an error for a message to a peer that is gone
     socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
