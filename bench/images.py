@@ -374,7 +374,7 @@ def first_token_s(url: str, image: dict[str, Any], end: float) -> float:
     """Seconds from a request about an image to its first token."""
     start = time.perf_counter()
     with closing(_times(url, [image, {"type": "text", "text": QUESTION}], 4, end)) as times:
-        return next(times) - start
+        return next(times)[0] - start
 
 
 def longest_gap_s(engine: Engine, calls: Sequence[Callable[[], Any]], end: float) -> float:
@@ -383,30 +383,35 @@ def longest_gap_s(engine: Engine, calls: Sequence[Callable[[], Any]], end: float
     with ThreadPoolExecutor(max(len(calls), 1)) as threads:
         asked: list[Future[Any]] = []
         with closing(_times(engine.url, content, MAX_TOKENS, end, engine.tokens)) as stream:
-            times, waited = [], []
+            times = []
             for moment in stream:
                 times.append(moment)
-                waited.append(waited_s())
                 if len(times) == TOKENS_AROUND:
                     asked = [threads.submit(call) for call in calls]
                 if len(times) > TOKENS_AROUND and all(one.done() for one in asked):
                     break
-            for _, moment in zip(range(TOKENS_AROUND), stream, strict=False):
-                times.append(moment)
-                waited.append(waited_s())
+            times += [moment for _, moment in zip(range(TOKENS_AROUND), stream, strict=False)]
         for one in asked:
             one.result()
     if len(times) < 2 * TOKENS_AROUND:
         raise RuntimeError(f"an answer ended after {len(times)} events, before the images")
-    gaps = [later - earlier for earlier, later in pairwise(times)]
-    waits = [later - earlier for earlier, later in pairwise(waited)]
-    longest = max(gap - wait for gap, wait in zip(gaps, waits, strict=True))
+    gaps = [(later - earlier, own - before) for (earlier, before), (later, own) in pairwise(times)]
+    longest = max(gap - waited for gap, waited in gaps)
     print(f"  without the time for which this program waited for a processor: {longest:.3f} s")
-    return max(gaps)
+    return max(gap for gap, _ in gaps)
+
+
+def now() -> tuple[float, float]:
+    """The time, and the seconds for which this thread has been ready and had no processor, where Linux
+    says so: both of the same moment."""
+    while True:
+        before, moment, waited = waited_s(), time.perf_counter(), waited_s()
+        if waited - before < 0.001:
+            return moment, waited
 
 
 def waited_s() -> float:
-    """Seconds that this thread was ready and had no processor, where Linux says so."""
+    """See :func:`now`."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
@@ -415,8 +420,8 @@ def waited_s() -> float:
 
 def _times(
     url: str, content: list[dict[str, Any]], count: int, end: float, tokens: Sequence[int] = ()
-) -> Generator[float, None, None]:
-    """The moments at which events of an answer come that have text.
+) -> Generator[tuple[float, float], None, None]:
+    """The moments, see :func:`now`, at which events of an answer come that have text.
 
     Raises:
         RuntimeError: the server refuses the request, or does not answer in time.
@@ -440,7 +445,7 @@ def _times(
             if line.startswith("data: {"):
                 choices = json.loads(line[6:]).get("choices")
                 if choices and choices[0]["delta"].get("content"):
-                    yield time.perf_counter()
+                    yield now()
             if time.monotonic() > end:
                 raise RuntimeError("the time is over (--seconds)")
 
