@@ -5,6 +5,7 @@ import math
 import os
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -21,9 +22,11 @@ from radixrt.scheduler.radix.return_hazards import (
     FIRST_FIT,
     MAX_VISITS,
     NUM_CLASSES,
+    SHARED,
     ReturnHazards,
     Visit,
 )
+from tests.scheduler.engine_model import EngineModel, limits
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 
@@ -63,6 +66,23 @@ def test_odds_that_returns_were_drawn_with_are_learned(monkeypatch: pytest.Monke
         octaves = math.log2(of_turn[turn] * of_answer[answer])
         learned = (class_of(hazards, turn, answer, now) - base) / CLASSES_PER_OCTAVE
         assert abs(learned - octaves) <= 0.5, (turn, answer)
+
+
+def test_short_pauses_before_a_visit_tell_of_its_return() -> None:
+    hazards = ReturnHazards()
+    for number in range(FIRST_FIT):
+        for pause_s in (3.0, 300.0):
+            visit = Visit(2, pause_s)
+            hazards.end(visit, 8, 4, 0.0)
+            if pause_s < 9:
+                hazards.begin(visit, 1.0 + number)
+    kinds = []
+    for pause_s in (3.0, 300.0, 70.0):
+        visit = Visit(2, pause_s)
+        hazards.end(visit, 8, 4, 400.0)
+        kinds.append(visit.kind)
+    assert kinds[0] > EVEN_ODDS > kinds[1], "and of a pause never seen, nothing is known"
+    assert abs(kinds[2] - EVEN_ODDS) <= CLASSES_PER_OCTAVE
 
 
 def test_the_rate_is_the_best_of_any_time_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +188,89 @@ def test_the_newest_leaf_goes_first_where_prefixes_return_after_a_pause() -> Non
     for leaf in (young, old):
         policy.offer(leaf)
     assert policy.pop() is young and policy.pop() is old
+
+
+# ------------------------------------------------------------ who visits
+
+
+class Visits:
+    """A scheduler that notes the visits that begin and end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reckless: bool = False) -> None:
+        self.begun: list[Visit | None] = []
+        self.ended: list[tuple[Visit, int, int]] = []
+        """With the tokens of the answer and the pages of its own."""
+        begin, end = ReturnHazards.begin, ReturnHazards.end
+
+        def note_begin(hazards: ReturnHazards, before: Visit | None, now: float) -> Visit:
+            self.begun.append(before)
+            return begin(hazards, before, now)
+
+        def note_end(hazards: ReturnHazards, visit: Visit, *of: Any) -> None:
+            self.ended.append((visit, *of[:2]))
+            end(hazards, visit, *of)
+
+        monkeypatch.setattr(ReturnHazards, "begin", note_begin)
+        monkeypatch.setattr(ReturnHazards, "end", note_end)
+        self.model = EngineModel(limits(num_pages=30, context_length=100), reckless=reckless)
+
+    def ask(self, prompt: list[int], **options: Any) -> tuple[list[int], Visit]:
+        """The prompt with its answer, and the visit."""
+        seq_id = self.model.add(prompt, **options)
+        self.model.run()
+        return prompt + self.model.answers[seq_id], self.ended[-1][0]
+
+
+@pytest.fixture
+def visits(monkeypatch: pytest.MonkeyPatch) -> Visits:
+    return Visits(monkeypatch)
+
+
+def test_a_turn_goes_on_with_the_one_before(visits: Visits) -> None:
+    said, first = visits.ask([1] * 16, max_tokens=6)
+    _, second = visits.ask([*said, 2, 2, 2], max_tokens=2)
+    assert visits.begun == [None, first] and (first.turn, second.turn) == (1, 2)
+    assert [(output, pages) for _, output, pages in visits.ended] == [(6, 5), (2, 6)]
+
+
+def test_an_evicted_turn_returns_too(visits: Visits) -> None:
+    said, first = visits.ask([1] * 16)
+    for other in (3, 4):
+        visits.ask([other] * 90)
+    visits.ask([*said, 2, 2, 2])
+    assert visits.begun == [None, None, None, first]
+
+
+def test_less_than_half_of_a_prefix_is_no_return(visits: Visits) -> None:
+    visits.ask([1] * 40)
+    visits.ask([1] * 16 + [2] * 24)
+    assert visits.begun == [None, None]
+
+
+def test_a_request_that_reads_no_cache_returns_to_nothing(visits: Visits) -> None:
+    said, _ = visits.ask([1] * 16)
+    visits.ask([*said, 2, 2], prompt_logprobs=1)
+    assert visits.begun == [None, None]
+
+
+def test_a_prefix_with_several_continuations_belongs_to_none_of_them(visits: Visits) -> None:
+    document = [1] * 40
+    for question in (2, 3, 4, 5):
+        visits.ask(document + [question] * 7)
+    assert [before is None for before in visits.begun] == [True, False, True, True]
+    assert [pages for _, _, pages in visits.ended] == [12, 2, 2, 2]
+    tree = visits.model.scheduler.state.kv.tree
+    shared = [len(node.prefix_pages()) for node in tree.nodes() if node.visit is SHARED]
+    assert shared == [10]
+
+
+def test_a_retracted_request_is_one_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = Visits(monkeypatch, reckless=True)
+    for prompt in ([1] * 8, [2] * 8):
+        visits.model.add(prompt, max_tokens=80, ignore_eos=True)
+    visits.model.run()
+    assert visits.model.scheduler.state.counters.retractions
+    assert len(visits.begun) == len(visits.ended) == 2
 
 
 # ------------------------------------------------------------ what is found

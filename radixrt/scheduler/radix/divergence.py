@@ -18,7 +18,7 @@ from radixrt.messages.ids import ID_BYTES, TokenIds, pack_ids, unpack_ids
 from radixrt.scheduler.radix.ghosts import Before, Ghost
 from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.node import Match, Node, Packed, SequenceEnd, common_length
-from radixrt.scheduler.radix.return_hazards import Visit
+from radixrt.scheduler.radix.return_hazards import SHARED, Visit
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 
@@ -81,11 +81,16 @@ def turn_before(tree: RadixTree, sequence: Sequence, match: Match | None) -> Vis
     """The last visit of the conversation that a prompt goes on with: that of which the page behind
     the match was evicted, or of which the match has more than half."""
     ghost = _evicted_page(tree, sequence, match)
-    if ghost is not None and ghost.visit is not None:
+    if ghost is not None and ghost.visit not in (None, SHARED):
         return ghost.visit
-    if match is None or match.node.visit is None:
+    if match is None:
         return None
-    return match.node.visit if 2 * match.num_pages > match.node.visit.num_pages else None
+    node = match.node
+    while node.visit is None and len(node.children) == 1:  # a prompt of several chunks
+        node = next(iter(node.children.values()))
+    visit = node.visit
+    is_most = visit is not None and 2 * match.num_pages > visit.num_pages
+    return visit if is_most and visit is not SHARED else None
 
 
 def _evicted_page(tree: RadixTree, sequence: Sequence, match: Match | None) -> Ghost | None:

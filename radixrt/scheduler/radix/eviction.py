@@ -67,7 +67,13 @@ SMALLEST_REBUILD = 1024
 class LeafHeap:
     """Evictable leaves, smallest key first, each with the key it was last pushed with."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """
+        Args:
+            most: entries that are kept when stale ones are removed, for a heap whose leaves mostly
+                leave by another one; None: all.
+        """
+        self._most = most
         self._heap: list[tuple[float, int, Node]] = []
         """Key, stamp at the time of the push, and leaf; of equal keys the least recently used comes
         first."""
@@ -108,7 +114,10 @@ class LeafHeap:
     def _rebuild(self) -> None:
         live = {id(e[2]): e for e in self._heap if self._is_live(e[2], e[1])}
         self._heap = list(live.values())
-        heapq.heapify(self._heap)
+        if self._most is None:
+            heapq.heapify(self._heap)
+        else:
+            self._heap = heapq.nsmallest(self._most, self._heap)
         self._rebuild_above = max(SMALLEST_REBUILD, 2 * len(self._heap))
 
 
@@ -165,7 +174,7 @@ class ByValue(EvictionPolicy):
         self.hazards: ReturnHazards = ReturnHazards()
         self._clock = clock
         self._oldest = [LeafHeap() for _ in range(NUM_CLASSES)]
-        self._newest = [LeafHeap() for _ in range(NUM_CLASSES)]
+        self._newest = [LeafHeap(SMALLEST_REBUILD // 2) for _ in range(NUM_CLASSES)]
 
     def offer(self, leaf: Node) -> None:
         kind = EVEN_ODDS if leaf.visit is None else leaf.visit.kind

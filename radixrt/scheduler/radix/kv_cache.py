@@ -398,8 +398,10 @@ class KVCache:
         if ended and self._share:
             self._apply_hints(sequence.options, sequence.root, sequence.node, max(start, full))
             if self.policy.hazards is not None and sequence.visit is not None:
-                sequence.node.visit = visit = sequence.visit
-                self.policy.hazards.end(visit, sequence.num_output, max(start, full), self._clock())
+                visit, num_own = sequence.visit, sequence.node.num_own_pages
+                visit.num_pages = max(start, full)
+                self.policy.hazards.end(visit, sequence.num_output, num_own, self._clock())
+                sequence.node.note_visit(visit)
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)

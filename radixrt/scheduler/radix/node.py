@@ -20,7 +20,7 @@ import numpy as np
 from radixrt.messages.ids import ID_BYTES, TokenIds, unpack_ids
 from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.radix.page_allocator import Pages
-from radixrt.scheduler.radix.return_hazards import Visit
+from radixrt.scheduler.radix.return_hazards import SHARED, Visit
 
 NONE, DEFAULT, HIGH = 0, 1, 2
 """Retention levels; the lower ones are evicted first."""
@@ -131,7 +131,8 @@ class Node(msgspec.Struct, gc=False, eq=False):
     end: SequenceEnd | None = None
     """None: no request has ended here."""
     visit: Visit | None = None
-    """The request of the last use that ended here, where a policy learns from them."""
+    """The last request that ended here, or further down before it was evicted; None where no policy
+    learns from requests."""
     namespace: str = ""
     """The tenant of the cache root; empty without declared keys."""
 
@@ -155,6 +156,17 @@ class Node(msgspec.Struct, gc=False, eq=False):
         while node is not None:
             yield node
             node = node.parent
+
+    @property
+    def num_own_pages(self) -> int:
+        """Pages of the prefix behind the last node with several continuations."""
+        own = takewhile(lambda node: node.visit is not SHARED, self.path())
+        return sum(node.num_pages for node in own)
+
+    def note_visit(self, visit: Visit | None) -> None:
+        """Note the last request that used the prefix, unless it has had several continuations."""
+        if visit is not None and self.visit is not SHARED:
+            self.visit = visit
 
     def prefix_pages(self) -> Pages:
         """The pages of the whole prefix that ends with this node: [n]."""

@@ -53,6 +53,11 @@ class Visit(msgspec.Struct, gc=False, eq=False):
     ended_s: float = 0.0
 
 
+SHARED = Visit()
+"""Stands for the visits of a prefix that has had several continuations: when the last of them
+returns, so does the prefix with any other."""
+
+
 class ReturnHazards:
     """The baseline, and the odds of each class of requests."""
 
@@ -74,8 +79,15 @@ class ReturnHazards:
             self._waited_s[place] = pause_s
         return Visit(before.turn + 1, pause_s)
 
-    def end(self, visit: Visit, num_output: int, num_pages: int, now: float) -> None:
-        """A visit ends with so many tokens in its answer."""
+    def end(self, visit: Visit, num_output: int, own_pages: int, now: float) -> None:
+        """A visit ends.
+
+        Args:
+            num_output: tokens of its answer.
+            own_pages: those of its prefix that no other visit has shared. What is learned of it is
+                weighted by them.
+            now: in seconds.
+        """
         if self._count >= self._next_fit:
             self._next_fit += min(FIT_EVERY, max(FIRST_FIT, self._count // 8))
             self._fit(now)
@@ -83,8 +95,8 @@ class ReturnHazards:
         odds = math.prod(float(of[level]) for of, level in zip(self._odds, levels, strict=True))
         kind = EVEN_ODDS + round(CLASSES_PER_OCTAVE * math.log2(odds))
         visit.kind = min(max(kind, 0), NUM_CLASSES - 1)
-        visit.number, visit.num_pages, visit.ended_s = self._count, max(1, num_pages), now
-        self._levels[:, place], self._pages[place] = levels, visit.num_pages
+        visit.number, visit.ended_s = self._count, now
+        self._levels[:, place], self._pages[place] = levels, max(1, own_pages)
         self._ended_s[place], self._waited_s[place] = now, math.nan
         self._count += 1
 

@@ -29,6 +29,7 @@ from radixrt.scheduler.radix.node import (
     is_kept_alike,
 )
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
+from radixrt.scheduler.radix.return_hazards import SHARED
 from radixrt.scheduler.radix.shares import Shares
 
 _JOIN_RATIO = 2
@@ -263,6 +264,8 @@ class RadixTree:
 
     def _grow_leaf(self, parent: Node, edge: bytes, page_ids: bytes) -> Node:
         leaf = Node(parent, edge, page_ids, namespace=parent.namespace)
+        if parent.children:
+            parent.visit = SHARED
         parent.add_child(leaf)
         parent.count_below(leaf.num_pages, 1)
         self.num_pages += leaf.num_pages
@@ -431,7 +434,8 @@ class RadixTree:
         leaf.detach()
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # a request that used the leaf used its prefix
-            parent.stamp, parent.visit = leaf.stamp, leaf.visit
+            parent.stamp = leaf.stamp
+            parent.note_visit(leaf.visit)
         if leaf.hint is not None or parent.hint is not None:
             # a request that continues from the leaf needs its parent at the same time
             next_use = earliest_next_use(parent.hint, leaf.hint, self.clock())
