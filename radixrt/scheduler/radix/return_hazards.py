@@ -28,7 +28,7 @@ FIT_EVERY, FIRST_FIT = 256, 32
 PRIOR_VISITS = 5.0
 """Visits that return as often as all do, as which the odds of each level begin."""
 _NUM_LEVELS = (4, 16, 6)
-"""Of turns, lengths of answers and pauses."""
+"""How many levels turns, lengths of answers and pauses have."""
 _FITTING_ROUNDS = 6
 """In each, the odds of each feature are fitted in turn, with those of the others as they are."""
 _ODDS_OF_CLASS = [2.0 ** ((kind - EVEN_ODDS) / CLASSES_PER_OCTAVE) for kind in range(NUM_CLASSES)]
@@ -41,21 +41,21 @@ class Visit(msgspec.Struct, gc=False, eq=False):
     """A request, as the last use of a prefix."""
 
     turn: int = 1
-    """Of its conversation."""
+    """Its number in its conversation."""
     pause_s: float | None = None
-    """From the end of the turn before it to its own begin."""
+    """The time from the end of the turn before it until it began."""
     kind: int = EVEN_ODDS
     """The class of its odds, like the next ones once it has ended."""
     number: int = -1
-    """Counts the visits that have ended."""
+    """Its number among those that have ended."""
     num_pages: int = 0
-    """Of its whole prefix."""
+    """Pages of its whole prefix."""
     ended_s: float = 0.0
 
 
 SHARED = Visit()
-"""Stands for the visits of a prefix that has had several continuations: when the last of them
-returns, so does the prefix with any other."""
+"""Stands in the place of a visit on a prefix that has had several continuations: none of them alone
+says when it returns."""
 
 
 class ReturnHazards:
