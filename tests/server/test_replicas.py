@@ -249,7 +249,8 @@ def test_sigterm_under_many_streams_loses_none(
     until(
         lambda: begun_after_a_moment(server) - before >= num_answers(bodies, kinds), LONGEST_PAUSE_S
     )
-    assert sum(not future.done() for future in running) > NUM_STREAMS // 2
+    # where grammars load late, those that need none have come far
+    assert sum(not future.done() for future in running) >= NUM_STREAMS // 4
     server.process.terminate()
     wait_until_unready(server, "shutting down")
     resume(server)
