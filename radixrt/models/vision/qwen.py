@@ -181,8 +181,10 @@ class Qwen2_5Encoder(QwenEncoder):
     def tile_pieces(self, pixels: Tensor) -> Pieces:
         rows, columns, _ = pixels.shape
         order, windows = self._windows(rows // self.merge, columns // self.merge)
+        yield  # of the largest image, this and the angles take some ten milliseconds each
         angles = self.squares(self.turns.angles(*self.places(rows, columns)))[order]
         angles = angles.view(rows * columns, -1)
+        yield
         hidden = yield from self.embed(pixels)
         squares = self.squares(hidden)
         ordered = yield from in_rows(squares.__getitem__, squares.shape[1], order)
