@@ -28,6 +28,7 @@ from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.key_ids import key_ids
+from radixrt.scheduler.radix.return_hazards import ReturnHazards, Visit
 from tests.scheduler.engine_model import EngineModel, limits
 
 EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "30"))
@@ -185,6 +186,24 @@ def test_evicted_pages_come_back_from_disk(server: Server) -> None:
     sequence = server.engine.scheduler.open.get(server.engine.add(PROMPT))
     server.settle()
     assert sequence.disk_read is not None and sequence.disk_read.evicted_s_ago is None
+
+
+def test_a_prompt_that_is_read_from_disk_has_returned(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], ReturnHazards.begin
+
+    def note(hazards: ReturnHazards, before: Visit | None, now: float) -> Visit:
+        begun.append(before)
+        return begin(hazards, before, now)
+
+    monkeypatch.setattr(ReturnHazards, "begin", note)
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    for number in range(4):
+        server.answer([100 + number] * 150)
+    assert server.answer(PROMPT) > 0
+    assert [before is None for before in begun] == [True, False, *[True] * 4, False]
 
 
 def is_on_disk(server: Server, prompt: list[int]) -> bool:

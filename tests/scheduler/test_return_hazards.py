@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
-from radixrt.scheduler.radix.eviction import ByValue
+from radixrt.scheduler.radix.eviction import SMALLEST_REBUILD, ByValue, LeafHeap
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.return_hazards import (
     CLASSES_PER_OCTAVE,
@@ -83,6 +83,14 @@ def test_short_pauses_before_a_visit_tell_of_its_return() -> None:
         kinds.append(visit.kind)
     assert kinds[0] > EVEN_ODDS > kinds[1], "and of a pause never seen, nothing is known"
     assert abs(kinds[2] - EVEN_ODDS) <= CLASSES_PER_OCTAVE
+
+
+def test_one_return_of_its_kind_says_little() -> None:
+    hazards = ReturnHazards()
+    learn(hazards, 1, 1000, 4, 0.6)
+    for number in range(2 * FIRST_FIT):
+        learn(hazards, 1, 8, 4, 50.0 if number % 2 else None)
+    assert abs(class_of(hazards, 1, 1000, 400.0) - EVEN_ODDS) <= CLASSES_PER_OCTAVE
 
 
 def test_the_rate_is_the_best_of_any_time_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +258,29 @@ def test_less_than_half_of_a_prefix_is_no_return(visits: Visits) -> None:
 def test_a_request_that_reads_no_cache_returns_to_nothing(visits: Visits) -> None:
     said, _ = visits.ask([1] * 16)
     visits.ask([*said, 2, 2], prompt_logprobs=1)
-    assert visits.begun == [None, None]
+    for other in (3, 4):
+        visits.ask([other] * 90)
+    visits.ask([*said, 2, 2], prompt_logprobs=1)
+    assert visits.begun == [None] * 5
+
+
+def test_what_has_no_visit_leaves_that_of_its_prefix() -> None:
+    node, visit = Node(None, b"", b""), Visit()
+    for noted in (visit, None):
+        node.note_visit(noted)
+    assert node.visit is visit
+    node.visit = SHARED
+    node.note_visit(visit)
+    assert node.visit is SHARED
+
+
+def test_a_heap_whose_leaves_leave_by_another_stays_small() -> None:
+    root, heap = Node(None, b"", b""), LeafHeap(most=3)
+    leaves = [Node(root, b"%08d" % number, b"page") for number in range(SMALLEST_REBUILD + 1)]
+    for number, leaf in enumerate(leaves):
+        heap.push(-number, leaf)
+    assert len(heap) == 3
+    assert [heap.pop() for _ in range(4)] == [*leaves[:-4:-1], None]
 
 
 def test_a_prefix_with_several_continuations_belongs_to_none_of_them(visits: Visits) -> None:

@@ -258,7 +258,7 @@ class KVCache:
     def begin_visit(self, sequence: Sequence, match: Match | None) -> None:
         """Let the eviction policy learn from a sequence that begins, if it does so."""
         if self.policy.hazards is not None and sequence.visit is None:
-            before = turn_before(self.tree, sequence, match) if self.reads_tree(sequence) else None
+            before = turn_before(self.tree, sequence, match)
             sequence.visit = self.policy.hazards.begin(before, self._clock())
 
     def _start_from_state(self, sequence: Sequence, pages: Pages) -> int:
