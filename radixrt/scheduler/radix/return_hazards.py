@@ -30,7 +30,7 @@ PRIOR_VISITS = 5.0
 _NUM_LEVELS = (4, 16, 6)
 """How many levels turns, lengths of answers and pauses have."""
 _FITTING_ROUNDS = 6
-"""In each, the odds of each feature are fitted in turn, with those of the others as they are."""
+"""Each round fits the odds of one feature after the other, with those of the others as they are."""
 _ODDS_OF_CLASS = [2.0 ** ((kind - EVEN_ODDS) / CLASSES_PER_OCTAVE) for kind in range(NUM_CLASSES)]
 _WIDTHS_S = np.diff(_STARTS_S, append=2 * _STARTS_S[-1])
 

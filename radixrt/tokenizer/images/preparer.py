@@ -41,7 +41,7 @@ CPU_SECONDS = 10
 REQUEST_CPU_SECONDS = 20.0
 """Decoding and preparing all images of a request may take so long; the requests behind it wait."""
 LONGEST_WAIT_S = 60.0
-"""For one image on a busy machine, where the process gets a quarter of a core."""
+"""A thread waits so long for one image: on a busy machine the process gets a quarter of a core."""
 LONGEST_START_S = 120.0
 """Until the process has imported what it needs."""
 SIGN_OF_LIFE_S = 1.0

@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Prepare the image whose file, in base64, is in the shared file."""
 
     folder: str
-    """Of the checkpoint."""
+    """The folder of the checkpoint."""
     vision: VisionInfo
     only_loads: bool = False
     """There is no image: the processor is loaded for the next one."""
@@ -43,7 +43,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     tensor_file: str = ""
     """Path of a new file for a large tensor; "": it stays in memory."""
     max_sent_bytes: int = 0
-    """Those of more bytes are large."""
+    """Tensors of more bytes are large."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     key: ImageKey = b""
     shape: tuple[int, ...] = ()
-    """Of the tensor; see ``LoadImage.shape``."""
+    """The shape of the tensor; see ``LoadImage.shape``."""
     grid: Grid = (0, 0)
     in_file: bool = False
     """The tensor is in the order's file, not in the shared one."""
