@@ -27,8 +27,8 @@ from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, 
 from tests.engine.test_receipts import EXAMPLE
 from tests.servers.engine_in_threads import engines_in_threads
 
-PAGES = {"page_size": 4, "max_total_tokens": 512}
-"""A pool that three chats overflow."""
+POOL_TOKENS = 512
+"""Three chats overflow such a pool."""
 ONE, OTHER = picture(1, 56, 42), picture(5, 56, 42)
 SMALL = picture(3, 28, 90)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -41,7 +41,11 @@ class Answering:
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = make_image_checkpoint(family, folder)
         config = ServerConfig(
-            model_path=str(self.folder), receipts=True, log_level="warning", **PAGES
+            model_path=str(self.folder),
+            page_size=4,
+            max_total_tokens=POOL_TOKENS,
+            receipts=True,
+            log_level="warning",
         )
         with engines_in_threads():
             self.engine = BackgroundEngine(prepare(config))
@@ -142,6 +146,7 @@ def test_a_receipt_is_of_its_images_in_their_order(answering: Answering) -> None
     assert len(set(digests(receipt))) == 2
     for first, second in ((OTHER, ONE), (changed, OTHER), (ONE, ONE)):
         other = answering.receipt("First ", first, " then ", second, "?")
+        assert len(digests(other)) == 2
         assert other.prompt_ids == receipt.prompt_ids, "the model's ids do not tell them apart"
         assert other.chain[:3] == receipt.chain[:3]
         assert not set(other.chain[3:]) & set(receipt.chain[3:])
@@ -186,8 +191,9 @@ def test_the_command_takes_the_files_in_the_order_of_the_prompt(
     for name, image in files.items():
         image.save(tmp_path / name)
 
-    def verify(*names: str) -> tuple[int, str]:
+    def verify(*names: str, flags: tuple[str, ...] = ()) -> tuple[int, str]:
         line = ["verify", str(tmp_path / "receipt.json"), "--model-path", str(answering.folder)]
+        line += flags
         for name in names:
             line += ["--image", str(tmp_path / name)]
         with engines_in_threads(), pytest.raises(SystemExit) as ended:
@@ -199,6 +205,8 @@ def test_the_command_takes_the_files_in_the_order_of_the_prompt(
     assert status == 0 and output.count("and the engine is the same") == 2, output
     status, output = verify("b.png", "a.png")
     assert status == 1 and "Image 1 has the digest" in output and "Image 2" in output
+    status, output = verify("a.png", "b.png", flags=("--max-image-pixels", "2400"))
+    assert status == 1 and "Image 2 may have at most 2400 pixels" in output
     for names in ((), ("a.png",), ("a.png", "b.png", "b.png")):
         status, output = verify(*names)
         assert status and f"has 2 images, and {len(names)} are given" in output

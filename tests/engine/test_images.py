@@ -227,7 +227,9 @@ def test_tokens_with_their_images_are_the_prompt_of_the_chat(sees: Sees) -> None
     torn = [*ids[: run.start + 1], 5, *ids[run.start + 1 :]]
     images[1]["digest"], images[0]["digest"] = "0" * 64, placed.pictures[0].key.hex()
     for other, shown in ((torn, images), (ids[: run.start] + ids[run.start + 1 :], images), (ids, images[:2])):  # fmt: skip
-        with pytest.raises(RequestError, match=r"does not have the placeholders") as refused:
+        with pytest.raises(
+            RequestError, match=r"placeholders are not those of its images"
+        ) as refused:
             encode(other, shown)
         assert "Image 2 has the digest" in refused.value.message
         assert "Image 1" not in refused.value.message

@@ -309,7 +309,7 @@ def _with_pictures(
 def _misplaced(images: list[dict[str, Any]], pictures: list[ProcessedImage]) -> RequestError:
     """The error of tokens without the placeholders of their images."""
     counts = ", ".join(str(one.num_tokens) for one in pictures)
-    message = f"The prompt does not have the placeholders of its images, which are {counts}."
+    message = f"The prompt's placeholders are not those of its images, which have {counts}."
     for number, (part, one) in enumerate(zip(images, pictures, strict=True), 1):
         key = one.key.hex()
         if (expected := part.get("digest", key)) != key:
