@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
+from radixrt.device.first_calls import call_functions_once
 from radixrt.layers.kernels.interface import LayerKernels, use_kernels
 from radixrt.layers.linear import allocate_matrices, pack_matrices
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
@@ -224,6 +225,7 @@ def load_model(
     Raises:
         ConfigError: the checkpoint cannot be served; the message names the reason.
     """
+    call_functions_once()
     raw_config = checkpoint.check_checkpoint(model_dir, load_format, quantization)
     config = transformers_config(model_dir, trust_remote_code)
     torch_dtype = _DTYPES[checkpoint.checkpoint_dtype(raw_config) if dtype == "auto" else dtype]

@@ -82,6 +82,8 @@ NO_CHECK_LEFT = {
         "$defs": {"base": {"type": "object", "properties": {"a": {"type": "integer"}}}},
     },
     "contains in few items": {"type": "array", "items": {"enum": [1, 2, "a"]}, "maxItems": 3, "contains": {"type": "string"}},
+    "contains anything": {"type": "array", "items": {"enum": [1, 2, "a"]}, "contains": True, "maxContains": 2},
+    "contains anything, in few items": {"type": "array", "items": {"enum": [1, 2, "a"]}, "maxItems": 1, "contains": True, "maxContains": 2},
     "contains in a prefix": {"type": "array", "prefixItems": [{"type": "string"}, {}], "items": {"type": "integer"}, "contains": {"const": "a"}},
     "contains twice": {"type": "array", "maxItems": 2, "allOf": [{"contains": {"const": 1}}, {"contains": {"type": "string"}}]},
     "not the empty array": {"type": "array", "not": {"enum": [[], "a"]}},

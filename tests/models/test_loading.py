@@ -13,10 +13,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import make_device
+from radixrt.device.first_calls import FUNCTIONS, call_functions_once
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.checkpoint import (
@@ -527,3 +529,30 @@ def test_heads_that_the_ranks_cannot_share_are_refused(tp: int, name: str) -> No
 def test_recurrent_layers_are_refused_on_a_gpu(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="run on a CPU; on a GPU they are not supported yet"):
         load_model(checkpoint("lfm2"), device="cuda")
+
+
+class FirstCalls(TorchDispatchMode):
+    """Records how many numbers the first call of each function of torch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[tuple[str, torch.dtype], int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name in FUNCTIONS and args[0].device.type == "cpu":
+            self.sizes.setdefault((name, args[0].dtype), args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_5"])
+def test_the_first_call_of_a_function_is_of_one_thread(
+    checkpoint: Callable[[str], Path], architecture: str
+) -> None:
+    """Otherwise oneMKL may compute a part of it with low precision, once in a hundred starts."""
+    folder = checkpoint(architecture)
+    call_functions_once.cache_clear()
+    with FirstCalls() as calls:
+        load_model(folder)
+    used = {name for name, _ in calls.sizes}
+    assert {"cos", "sin"} <= used and set(calls.sizes.values()) == {1}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.checkpoints import make_checkpoint, make_served, make_tokenizer
@@ -57,10 +58,11 @@ class Streams:
     def through_a_death(self, server: Server, victim: str, after: int) -> int:
         """Kill a process when each answer has so many tokens; returns the tokens that the next
         engine computes again."""
+        process = process_of(server, victim)  # looked for now: the streams do not wait for us
         deadline = time.monotonic() + 60
         while min(map(len, self.tokens)) < after and time.monotonic() < deadline:
             time.sleep(0.001)
-        kill(server, victim)
+        end(process)
         self.whole()
         counters = stats(server)  # of the new engine alone
         return counters["prompt_tokens"] - counters["cached_tokens"]
@@ -84,10 +86,17 @@ def stats(server: Server) -> dict[str, Any]:
 
 def kill(server: Server, module: str, sent: int = signal.SIGKILL, rank: int = 0) -> None:
     """Let the process of a rank end by a signal."""
-    victims = [one for one in server.family() if module_of(one) == module]
-    victims.sort(key=lambda one: one.cmdline())
-    victims[rank].send_signal(sent)
-    victims[rank].wait(30)  # until the supervisor knows of it
+    end(process_of(server, module, rank), sent)
+
+
+def process_of(server: Server, module: str, rank: int = 0) -> psutil.Process:
+    found = [one for one in server.family() if module_of(one) == module]
+    return sorted(found, key=lambda one: one.cmdline())[rank]
+
+
+def end(process: psutil.Process, sent: int = signal.SIGKILL) -> None:
+    process.send_signal(sent)
+    process.wait(30)  # until the supervisor knows of it
 
 
 def cached_tokens(answers: list[dict[str, Any]]) -> list[int]:
@@ -151,7 +160,7 @@ def test_states_of_recurrent_layers_outlive_their_worker(
     folder = make_tokenizer(make_checkpoint("qwen3_5", tmp_path_factory.mktemp("model")))
     prompts = [document[:40] for document in SMALL_DOCUMENTS]
     with serving(folder, *SMALL, "--shared-kv-pool", "on") as server:
-        streams = Streams(server, prompts, 240)
+        streams = Streams(server, prompts, 400)
         again = streams.through_a_death(server, "worker", after=60)
         assert 0 < again <= 32 * len(prompts), "tokens of a page, and those behind the last state"
         answers = streams.whole()
@@ -159,7 +168,7 @@ def test_states_of_recurrent_layers_outlive_their_worker(
         found = bits(generate(server, read, 2))
         assert server.info(check_invariants=True)
         httpx.post(f"{server.url}/flush_cache", timeout=60)
-        assert Streams(server, prompts, 240).whole() == answers
+        assert Streams(server, prompts, 400).whole() == answers
         httpx.post(f"{server.url}/flush_cache", timeout=60)
         assert bits(generate(server, read, 2)) == found
 
