@@ -54,8 +54,13 @@ class Server:
             self.log.append(line)
 
     def family(self) -> list[psutil.Process]:
-        """The supervisor's children."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        """The supervisor's children, without those that have ended and are not yet waited for."""
+        children, running = psutil.Process(self.process.pid).children(recursive=True), []
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    running.append(child)
+        return running
 
     def info(self, check_invariants: bool = False) -> dict:
         """The answer of ``/get_server_info``."""

@@ -49,9 +49,11 @@ def shared_memory_of(processes: list[psutil.Process]) -> set[str]:
 
 
 def module_of(process: psutil.Process) -> str:
-    """``worker`` for ``python -m radixrt.worker``."""
-    command = process.cmdline()
-    return command[command.index("-m") + 1].removeprefix("radixrt.") if "-m" in command else ""
+    """``worker`` for ``python -m radixrt.worker``; "" if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # nor has a zombie a command
+        command = process.cmdline()
+        return command[command.index("-m") + 1].removeprefix("radixrt.") if "-m" in command else ""
+    return ""
 
 
 def processes_of(server: Server) -> list[psutil.Process]:
