@@ -4,6 +4,8 @@
     python examples/receipt.py [--base-url http://127.0.0.1:30000/v1] [--out receipt.json]
     radixrt verify receipt.json --model-path demo
 
+A receipt of an answer about images is verified with their files: `--image FILE` for each.
+
 The digests need nothing but SHA-256 and JSON with sorted keys. That the answer follows from the rest is what
 `radixrt verify` finds out.
 """
@@ -15,13 +17,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-CHAINED = ("engine", "settings", "prompt_ids", "parameters", "token_ids")
+CHAINED = ("engine", "settings", "prompt_ids", "images", "parameters", "token_ids")
+"""Receipts of answers about images have ``images``, the digest of each; those of text have not."""
 
 
 def chain_of(receipt: dict[str, Any]) -> list[str]:
     """The digests that the receipt should have."""
     digests, before = [], f"radixrt receipt {receipt['version']}"
-    for name in CHAINED:
+    for name in [name for name in CHAINED if name in receipt]:
         content = json.dumps(
             receipt[name], sort_keys=True, separators=(",", ":"), ensure_ascii=False
         )

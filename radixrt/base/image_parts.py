@@ -50,17 +50,6 @@ def image_part(part: dict[str, Any], where: str) -> dict[str, Any]:
     return _of_url(url, where)
 
 
-def image_chars(messages: list[dict[str, Any]]) -> int:
-    """Characters of the images in a chat, in base64.
-
-    >>> image_chars([{"content": [{"type": "image", "data": "AAAA"}]}, {"content": "Hello"}])
-    4
-    """
-    contents = (message.get("content") for message in messages)
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    return sum(len(part.get("data", "")) for part in parts if part.get("type") == "image")
-
-
 def data_url(file: str | Path | bytes) -> str:
     """The data URL of an image: of a file's name, or of its content. The server finds its format.
 

@@ -102,6 +102,9 @@ LINT_SCHEMA = (
 VERIFY = (
     flag("receipt", metavar="RECEIPT", help="a receipt, or a response of the API with receipts, as JSON; - is standard input"),
     flag("--model-path", required=True, metavar="DIR", help="the checkpoint to compute with"),
+    flag("--image", action="append", default=[], metavar="FILE", help="an image of the prompt; give all of them, in its order"),
+    flag("--mmproj", metavar="FILE", help="the vision tower of a GGUF file, as --mmproj of the server"),
+    flag("--max-image-pixels", type=positive, metavar="INT", help="most pixels of an image, as --max-image-pixels of the server"),
 )  # fmt: skip
 CACHE_INFO = (flag("path", metavar="DIR_OR_BUNDLE", help="a folder of --cache-dir, or a bundle"),)
 CACHE_EXPORT = (

@@ -11,6 +11,7 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RadixrtError, RequestError
+from radixrt.base.image_parts import data_url, image_part
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.receipts import Receipt
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
@@ -26,6 +27,8 @@ _KNOWN = {
     "code": "the code of radixrt",
 }
 """What an engine's digests are of, for messages."""
+_OF_IMAGES = ("mmproj", "max_image_pixels")
+"""Settings of the server for images, which its receipts do not have."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,10 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         for receipt in receipts:
             receipt.check()
+        images = read_images(arguments.image, receipts)
+        settings |= {"max_images": max(len(images), ServerConfig.max_images)}
+        settings |= {name: value for name in _OF_IMAGES if (value := getattr(arguments, name))}
         config = prepare(ServerConfig(**settings, receipts=True, log_level="warning"))
         engine = BackgroundEngine(config)
         try:
-            verdicts = [verdict(receipt, recomputed(engine, receipt)) for receipt in receipts]
+            verdicts = [
+                verdict(receipt, recomputed(engine, receipt, images)) for receipt in receipts
+            ]
         finally:
             engine.close()
     except RequestError as error:
@@ -83,16 +91,45 @@ def _receipts_in(content: Any) -> Iterator[Any]:
             yield from _receipts_in(part)
 
 
-def recomputed(engine: BackgroundEngine, receipt: Receipt) -> Receipt:
+def read_images(files: list[str], receipts: list[Receipt]) -> list[dict[str, Any]]:
+    """The content parts of the images of all receipts that have any.
+
+    Raises:
+        ConfigError: a file cannot be read, or there are not as many as images.
+        RequestError: a file is too large.
+    """
+    of_images = [receipt.images for receipt in receipts if receipt.images]
+    if any(digests != of_images[0] for digests in of_images):
+        raise ConfigError("The receipts are of different images: verify each alone.")
+    count = len(of_images[0]) if of_images else 0
+    if len(files) != count:
+        raise ConfigError(
+            f"The receipt has {count} images, and {len(files)} are given: give each with --image FILE, in the order of the prompt."
+        )
+    try:
+        urls = [data_url(file) for file in files]
+    except OSError as error:
+        raise ConfigError(f"An image cannot be read: {error}") from error
+    return [
+        image_part({"type": "image_url", "image_url": url}, file)
+        for file, url in zip(files, urls, strict=True)
+    ]
+
+
+def recomputed(engine: BackgroundEngine, receipt: Receipt, images: list[dict[str, Any]]) -> Receipt:
     """The receipt of the same request here.
+
+    Args:
+        images: the content parts of the images, if the receipt has any.
 
     Raises:
         RadixrtError: the engine refuses the request.
     """
-    parameters = receipt.parameters
+    parameters, digests = receipt.parameters, receipt.images or []
+    shown = [part | {"digest": digest} for part, digest in zip(images, digests, strict=False)]
     request = GenerateRequest(
         request_id=f"verify-{receipt.chain[-1]}",
-        prompt=TokenPrompt(pack_ids(receipt.prompt_ids)),
+        prompt=TokenPrompt(pack_ids(receipt.prompt_ids), shown),
         options=RequestOptions(sampling=parameters.sampling),
         constraint=parameters.constraint,
         parse_reasoning=parameters.parse_reasoning,
@@ -109,7 +146,7 @@ def recomputed(engine: BackgroundEngine, receipt: Receipt) -> Receipt:
 
 
 def verdict(receipt: Receipt, here: Receipt) -> tuple[list[str], bool]:
-    """Sentences on the differences, and whether the tokens are the same."""
+    """Sentences on the differences, and whether the images and the tokens are the same."""
     names = sorted({*receipt.engine, *here.engine})
     sentences = [
         f"not the same: {_KNOWN.get(name, name)}, {_short(receipt.engine, name)} in the receipt and "
@@ -117,10 +154,19 @@ def verdict(receipt: Receipt, here: Receipt) -> tuple[list[str], bool]:
         for name in names
         if receipt.engine.get(name) != here.engine.get(name)
     ]
+    pairs = list(zip(receipt.images or [], here.images or [], strict=True))
+    others = [
+        f"not the same: image {number}, {one[:12]} in the receipt and {other[:12]} here; the file, the processor or the tower is another"
+        for number, (one, other) in enumerate(pairs, 1)
+        if one != other
+    ]
+    sentences += others
     ours, theirs = here.token_ids, receipt.token_ids
     if ours == theirs:
         what = "by another engine" if sentences else "and the engine is the same"
-        return [*sentences, f"equal: {len(theirs)} tokens, {what}"], True
+        if others:
+            what = "but about other images"
+        return [*sentences, f"equal: {len(theirs)} tokens, {what}"], not others
     place = next(
         (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]),
         min(len(ours), len(theirs)),

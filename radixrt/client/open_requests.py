@@ -23,12 +23,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError, unexpected_error
-from radixrt.base.image_parts import image_chars
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.cache_root import BASE_ROOT
+from radixrt.messages.prompt_images import images_of
 from radixrt.messages.requests import (
     NO_TENANT,
-    ChatPrompt,
     GenerateRequest,
     PartialAnswer,
     Tenant,
@@ -113,8 +112,8 @@ class OpenRequest:
 
     def __post_init__(self) -> None:
         self.unfinished = self.request.sampling.n
-        prompt = self.request.prompt
-        self.image_chars = image_chars(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+        images = images_of(self.request.prompt)
+        self.image_chars = sum(len(part.get("data", "")) for part in images)
 
     @property
     def key(self) -> tuple[str, str]:

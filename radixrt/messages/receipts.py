@@ -1,6 +1,7 @@
 """Receipts of answers: what an answer was computed from, and its tokens, in a chain of digests."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,9 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 
 VERSION = 1
+VERSION_WITH_IMAGES = 2
+"""Of receipts of answers about images: who knows version 1 alone does not take them for such of
+text."""
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,17 +38,24 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: int = VERSION
+    """VERSION, or VERSION_WITH_IMAGES."""
     engine: dict[str, str]
     """Digests and names of what computed the answer: weights, config, kernels and their instruction
     set, code."""
     settings: dict[str, str | int]
     """The settings of the server that change what is computed."""
     prompt_ids: list[int]
+    """The model's ids, placeholders of images among them."""
+    images: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The digest of each image of the prompt in hex digits, in order (``ImageRun.image``). With
+    the placeholders it decides the places of the image's features, and their positions, which
+    follow from the shape of the tensor."""
     parameters: Parameters
     token_ids: list[int]
     chain: list[str]
     """SHA-256 in hex digits of each field in turn, with the digest before it: of ``engine``,
-    ``settings``, ``prompt_ids``, ``parameters`` and ``token_ids``. The last one is the receipt's."""
+    ``settings``, ``prompt_ids``, ``images`` if there are any, ``parameters`` and ``token_ids``. The
+    last one is the receipt's."""
 
     @staticmethod
     def make(
@@ -53,38 +64,53 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         prompt_ids: list[int],
         parameters: Parameters,
         token_ids: list[int],
+        images: Sequence[str] = (),
     ) -> "Receipt":
-        chain = _chain([engine, settings, prompt_ids, parameters, token_ids])
-        return Receipt(
+        receipt = Receipt(
+            version=VERSION_WITH_IMAGES if images else VERSION,
             engine=engine,
             settings=settings,
             prompt_ids=prompt_ids,
+            images=list(images) if images else msgspec.UNSET,
             parameters=parameters,
             token_ids=token_ids,
-            chain=chain,
+            chain=[],
         )
+        return msgspec.structs.replace(receipt, chain=_chain(receipt))
 
     def check(self) -> None:
         """
         Raises:
             RequestError: the receipt is of another version, or a part was changed; names it.
         """
-        if self.version != VERSION:
-            raise RequestError(f"The receipt has version {self.version}; {VERSION} is known.")
-        expected = _chain([getattr(self, name) for name in _CHAINED])
-        for name, ours, theirs in zip(_CHAINED, expected, self.chain, strict=False):
+        if (names := _CHAINED.get(self.version)) is None:
+            known = " and ".join(map(str, _CHAINED))
+            raise RequestError(f"The receipt has version {self.version}; {known} are known.")
+        if bool(self.images) is not ("images" in names):
+            raise _changed("images")
+        expected = _chain(self)
+        for name, ours, theirs in zip(names, expected, self.chain, strict=False):
             if ours != theirs:
-                raise RequestError(f"The receipt was changed: its {name} do not match its digests.")
-        if len(self.chain) != len(_CHAINED):
-            raise RequestError(f"The receipt has {len(self.chain)} digests, not {len(_CHAINED)}.")
+                raise _changed(name)
+        if len(self.chain) != len(names):
+            raise RequestError(f"The receipt has {len(self.chain)} digests, not {len(names)}.")
 
 
-_CHAINED = ("engine", "settings", "prompt_ids", "parameters", "token_ids")
+_CHAINED = {
+    VERSION: ("engine", "settings", "prompt_ids", "parameters", "token_ids"),
+    VERSION_WITH_IMAGES: ("engine", "settings", "prompt_ids", "images", "parameters", "token_ids"),
+}
+"""The fields that each version's chain covers, in order."""
 
 
-def _chain(parts: list[Any]) -> list[str]:
-    chain, before = [], f"radixrt receipt {VERSION}"
-    for part in parts:
+def _changed(name: str) -> RequestError:
+    return RequestError(f"The receipt was changed: its {name} do not match its digests.")
+
+
+def _chain(receipt: Receipt) -> list[str]:
+    chain, before = [], f"radixrt receipt {receipt.version}"
+    for name in _CHAINED[receipt.version]:
+        part: Any = getattr(receipt, name)
         content = msgspec.json.encode(msgspec.to_builtins(part, str_keys=True), order="sorted")
         before = hashlib.sha256(before.encode() + b"\n" + content).hexdigest()
         chain.append(before)

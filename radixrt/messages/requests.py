@@ -54,6 +54,10 @@ class TextPrompt(Message, frozen=True):
 
 class TokenPrompt(Message, frozen=True):
     token_ids: PackedIds
+    images: list[dict[str, Any]] = []
+    """The content parts of its images, see :mod:`radixrt.messages.prompt_images`. Each stands where the
+    ids have its placeholders. A part may have the image's ``digest``: an error about placeholders
+    names the images that have another one."""
 
 
 class FimPrompt(Message, frozen=True):

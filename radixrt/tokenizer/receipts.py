@@ -56,9 +56,17 @@ class ReceiptMaker:
             parse_reasoning=request.parse_reasoning,
             parse_tool_calls=request.parse_tool_calls,
         )
-        return partial(Receipt.make, self._engine, self._settings, prompt.token_ids, parameters)
+        images = [one.key.hex() for one in prompt.pictures]
+        return partial(
+            Receipt.make,
+            self._engine,
+            self._settings,
+            prompt.token_ids,
+            parameters,
+            images=images,
+        )
 
-    def check(self, request: GenerateRequest, prompt: EncodedPrompt) -> None:
+    def check(self, request: GenerateRequest) -> None:
         """
         Raises:
             RequestError: the request asks for a receipt that cannot be given.
@@ -68,8 +76,6 @@ class ReceiptMaker:
         reason = ""
         if self._engine is None:
             reason = "the server gives receipts with --receipts"
-        elif prompt.images:
-            reason = "answers about images have none"
         elif request.options.root.adapter:
             reason = "answers of an adapter have none"
         if reason:

@@ -52,8 +52,8 @@ class RequestEncoder:
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self.limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
+        self.receipts.check(request)
         prompt = self._encode_prompt(request)
-        self.receipts.check(request, prompt)
         token_ids, hints = prompt.token_ids, options.cache_hints
         if prompt.retain:
             hints = replace(hints, retain=[*hints.retain, *prompt.retain])

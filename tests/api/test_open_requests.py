@@ -12,7 +12,13 @@ from radixrt.client import open_requests
 from radixrt.client.open_requests import Mailbox, OpenRequest, OpenRequests
 from radixrt.messages.answers import AnswerChunk, AnswerReport, PromptProgress
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.requests import ChatPrompt, GenerateRequest, RequestOptions, TextPrompt
+from radixrt.messages.requests import (
+    ChatPrompt,
+    GenerateRequest,
+    RequestOptions,
+    TextPrompt,
+    TokenPrompt,
+)
 
 
 class Engine:
@@ -279,10 +285,11 @@ def test_the_images_of_open_requests_are_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(open_requests, "MAX_IMAGE_CHARS", 100)
     engine = Engine()
 
-    def ask(name: str, *sizes: int) -> OpenRequest:
+    def ask(name: str, *sizes: int, in_tokens: bool = False) -> OpenRequest:
         parts = [{"type": "image", "data": "A" * size} for size in sizes]
         content = [*parts, {"type": "text", "text": "B" * 200}]
-        prompt = ChatPrompt([{"role": "user", "content": content}])
+        chat = ChatPrompt([{"role": "user", "content": content}])
+        prompt = TokenPrompt(b"", parts) if in_tokens else chat
         opened = OpenRequest(GenerateRequest(request_id=name, prompt=prompt), Mailbox(1000))
         engine.open.add(opened)
         return opened
@@ -292,7 +299,7 @@ def test_the_images_of_open_requests_are_bounded(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(RequestError, match="too many images") as refused:
             ask("second", 21)
         assert refused.value.status == 503 and refused.value.retry_after_s
-    ask("third", 20)
+    ask("third", 20, in_tokens=True)
     ask("text")
     engine.open.remove(first)
     ask("second", 80)

@@ -23,7 +23,8 @@ from radixrt.layers.linear import ColumnParallelLinear, RowParallelLinear
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
-from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions
+from radixrt.messages.prompt_images import images_of
+from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions, TokenPrompt
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.models.loader import load_model
 from radixrt.models.mtp import MtpHead
@@ -34,7 +35,7 @@ from radixrt.tokenizer.images import tensor_file
 from radixrt.tokenizer.images.kept_images import KeptImages
 from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.processor import ImageProcessor
-from radixrt.tokenizer.prompt.prompts import EncodedPrompt
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder, shows_images
 from radixrt.worker.image_positions import ImagePart
 from radixrt.worker.threads import use_threads
 from tests.checkpoints.draft_heads import watch_drafts
@@ -206,6 +207,36 @@ def test_texts_with_the_tokens_of_images_are_texts(sees: Sees) -> None:
     for run in prompt.images:
         assert (ids[run.start : run.start + run.num_tokens] == sees.vision.image_token).all()
     assert prompt.text is not None and prompt.text.count(words) == 2
+
+
+def test_tokens_with_their_images_are_the_prompt_of_the_chat(sees: Sees) -> None:
+    """The placeholders say where each image is; others than those of the images are refused."""
+    chat = CHATS["four of different sizes, between text"]
+    placed = sees.encode(chat)
+    images = [dict(part) for part in images_of(ChatPrompt(chat))]
+    ids, run = placed.token_ids, placed.images[1]
+
+    def encode(ids: list[int], images: list[dict[str, Any]] = images) -> EncodedPrompt:
+        prompt = TokenPrompt(pack_ids(ids), images)
+        assert shows_images(prompt)
+        return sees.encoder().encode(prompt, LIMITS)
+
+    again = encode(ids)
+    assert (again.token_ids, again.key_ids, again.images) == (ids, placed.key_ids, placed.images)
+    assert [one.key for one in again.pictures] == [one.key for one in placed.pictures]
+    torn = [*ids[: run.start + 1], 5, *ids[run.start + 1 :]]
+    images[1]["digest"], images[0]["digest"] = "0" * 64, placed.pictures[0].key.hex()
+    for other, shown in ((torn, images), (ids[: run.start] + ids[run.start + 1 :], images), (ids, images[:2])):  # fmt: skip
+        with pytest.raises(
+            RequestError, match=r"placeholders are not those of its images"
+        ) as refused:
+            encode(other, shown)
+        assert "Image 2 has the digest" in refused.value.message
+        assert "Image 1" not in refused.value.message
+    with pytest.raises(RequestError, match="This model sees none"):
+        blind = PromptEncoder(sees.vocabulary)
+        blind.serve_images(None, "This model sees none.")
+        blind.encode(TokenPrompt(pack_ids(ids), images), LIMITS)
 
 
 @pytest.mark.parametrize("sees", ["llava", "qwen3_vl"], indirect=True)

@@ -228,10 +228,48 @@ def test_each_part_is_covered_by_the_chain() -> None:
     }.items():
         with pytest.raises(RequestError, match=f"its {name} do not match"):
             msgspec.structs.replace(receipt, **{name: value}).check()
-    with pytest.raises(RequestError, match="version 2"):
-        msgspec.structs.replace(receipt, version=2).check()
+    with pytest.raises(RequestError, match="version 3; 1 and 2 are known"):
+        msgspec.structs.replace(receipt, version=3).check()
     with pytest.raises(RequestError, match="has 4 digests"):
         msgspec.structs.replace(receipt, chain=receipt.chain[:4]).check()
+
+
+def test_a_receipt_of_text_has_the_bytes_that_it_had_before_there_were_those_of_images() -> None:
+    receipt = Receipt.make(
+        {"weights": "ab"}, {"dtype": "auto"}, [1, 2], Parameters(sampling=SamplingParams(seed=3)), [4]
+    )  # fmt: skip
+    content = (
+        '{"version":1,"engine":{"weights":"ab"},"settings":{"dtype":"auto"},"prompt_ids":[1,2],'
+        '"parameters":{"sampling":{"seed":3}},"token_ids":[4],'
+        '"chain":["70a4b9cd6d84620c944f2c19f9404f1431878ce7e504e7486b72419d7c0f65dd",'
+        '"fb7c4ee69df8e5ce3fabaf5459d91fb27417064532b38cc7d9997b4bfc0e0902",'
+        '"7cdbbdfc209a75263295a3b4ca68378b24e4e2da668a02332720b8d360d6801b",'
+        '"5a14f036c73a50dbb84f1515daa4b81384168b5828e67de35a7a5a78cce75733",'
+        '"f1fbb50601f307602a51018ab7dbe6220930cc56bc6b8952d5adfcca9fc15101"]}'
+    )
+    assert msgspec.json.encode(receipt).decode() == content
+
+
+def test_the_chain_of_a_receipt_covers_each_image_and_its_place() -> None:
+    parameters = Parameters(sampling=SamplingParams(seed=3))
+    receipt = Receipt.make({"weights": "a"}, {}, [1, 2], parameters, [4], ["aa", "bb"])
+    receipt.check()
+    assert msgspec.json.decode(msgspec.json.encode(receipt), type=Receipt) == receipt
+    for images in (["aa", "bc"], ["aa"], ["aa", "bb", "cc"], ["bb", "aa"], [], msgspec.UNSET):
+        with pytest.raises(RequestError, match="its images do not match"):
+            msgspec.structs.replace(receipt, images=images).check()
+    text = Receipt.make({"weights": "a"}, {}, [1, 2], parameters, [4])
+    assert text.version == 1, "it is known to those who do not know images"
+    for forged in (
+        msgspec.structs.replace(text, images=["aa"]),
+        msgspec.structs.replace(text, version=2),
+        msgspec.structs.replace(receipt, version=1),
+    ):
+        with pytest.raises(RequestError, match="its images do not match"):
+            forged.check()
+    cut = msgspec.structs.replace(receipt, version=1, images=msgspec.UNSET)
+    with pytest.raises(RequestError, match="its engine do not match"):
+        cut.check()
 
 
 def test_a_draft_head_is_no_part_of_a_receipt() -> None:
@@ -241,7 +279,7 @@ def test_a_draft_head_is_no_part_of_a_receipt() -> None:
     request: Any = SimpleNamespace(
         receipt=True, constraint=None, parse_reasoning="", parse_tool_calls=""
     )
-    prompt: Any = SimpleNamespace(token_ids=[5], images=())
+    prompt: Any = SimpleNamespace(token_ids=[5], pictures=())
     made = []
     for parts in ({"weights": "ab"}, {"weights": "ab", "head": "cd"}):
         maker = ReceiptMaker(config, engine_info(kv_parts=parts), vocabulary)

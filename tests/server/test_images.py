@@ -36,7 +36,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings["size"]["longest_edge"] = LARGE * LARGE
     file.write_text(json.dumps(settings))
     flags = ("--served-model-name", "tiny", "--page-size", "4", "--log-level", "warning")
-    with serving(folder, *flags) as server:
+    with serving(folder, *flags, "--receipts") as server:
         yield server
 
 
@@ -228,6 +228,7 @@ def test_answers_about_images_survive_the_worker(seeing: Server) -> None:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "receipt": True,
         }
         for image, count in ((picture(31), 600), (picture(51, LARGE, LARGE), 24))
     )
@@ -248,8 +249,10 @@ def test_answers_about_images_survive_the_worker(seeing: Server) -> None:
     assert not cut[0].error and not cut[1].error
     computed = seeing.info()["stats"]["images_computed"]
     httpx.post(f"{seeing.url}/flush_cache")
-    whole = [Stream(seeing, body).run().texts for body in (begun, large)]
-    assert all(whole) and [one.texts for one in cut] == whole
+    whole = [Stream(seeing, body).run() for body in (begun, large)]
+    assert [one.texts for one in cut] == [one.texts for one in whole]
+    assert [one.receipts for one in cut] == [one.receipts for one in whole]
+    assert all(len(one.texts[0]) and len(one.receipts[0]["images"]) == 1 for one in whole)
     assert cut[1].usage["prompt_tokens_details"]["image_tokens"] == 900
     assert computed == seeing.info()["stats"]["images_computed"] == 2, "by the new worker"
     assert not list(run_dir.rglob("image-*.*")), "workers' names are removed"

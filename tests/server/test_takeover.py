@@ -79,6 +79,7 @@ class Stream:
         self.texts: dict[int, str] = {}
         self.finish: dict[int, str] = {}
         self.usage: dict[str, Any] = {}
+        self.receipts: list[dict[str, Any]] = []
         self.num_events = 0
         self.error = ""
         self._body = {**body, "stream_options": {"include_usage": True}}
@@ -113,6 +114,7 @@ class Stream:
             self.texts[index] = self.texts.get(index, "") + piece
             if choice["finish_reason"]:
                 self.finish[index] = choice["finish_reason"]
+                self.receipts += [choice["receipt"]] if "receipt" in choice else []
 
     def wait_for_events(self) -> None:
         deadline = time.monotonic() + 60

@@ -243,7 +243,7 @@ def test_all_images_of_a_request_share_its_time(monkeypatch: pytest.MonkeyPatch)
 
     def process(*numbers: int) -> list[ProcessedImage]:
         parts = [{"type": "image", "data": png(picture(number))} for number in numbers]
-        return placer.process([{"role": "user", "content": parts}], 1000)[1]
+        return placer.process(parts, 1000)
 
     assert len(process(1, 2)) == 2
     assert len(process(1, 2, 3, 4)) == 4

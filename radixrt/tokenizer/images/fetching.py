@@ -13,13 +13,14 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from radixrt.base.errors import RequestError, shown
+from radixrt.messages.prompt_images import images_of, with_images
 from radixrt.messages.requests import ChatPrompt, GenerateRequest
 
 if TYPE_CHECKING:
@@ -100,25 +101,19 @@ class ImageFetcher:
         Raises:
             RequestError: an image can't be fetched.
         """
-        prompt = request.prompt
-        if not isinstance(prompt, ChatPrompt) or not has_addresses(prompt.messages):
+        images = images_of(request.prompt)
+        if not isinstance(request.prompt, ChatPrompt) or not any("url" in part for part in images):
             return request
-        number, left, messages = 0, MAX_REQUEST_BYTES, []
-        for message in prompt.messages:
-            parts = message.get("content")
-            if isinstance(parts, list):
-                parts, before = list(parts), parts
-                for index, part in enumerate(before):
-                    number += part["type"] == "image"
-                    if _has_address(part):
-                        data = await self._in_thread(part["url"], f"Image {number}")
-                        left -= len(data) * 3 // 4
-                        if left < 0:
-                            raise _refusal(f"Image {number}", _TOO_MUCH, status=413)
-                        parts[index] = {"type": "image", "data": data}
-                message = {**message, "content": parts}
-            messages.append(message)
-        return replace(request, prompt=replace(prompt, messages=messages))
+        left, filled = MAX_REQUEST_BYTES, []
+        for number, part in enumerate(images, 1):
+            if "url" in part:
+                data = await self._in_thread(part["url"], f"Image {number}")
+                left -= len(data) * 3 // 4
+                if left < 0:
+                    raise _refusal(f"Image {number}", _TOO_MUCH, status=413)
+                part = {"type": "image", "data": data}
+            filled.append(part)
+        return replace(request, prompt=with_images(request.prompt, filled))
 
     async def _in_thread(self, url: str, where: str) -> str:
         loop = asyncio.get_running_loop()
@@ -227,15 +222,3 @@ _TOO_MUCH = f"has, with those before it, more than {MAX_REQUEST_BYTES} fetched b
 
 def _refusal(where: str, reason: str, status: int = 400) -> RequestError:
     return RequestError(f"{where} {reason}.", status=status, param="messages", code="invalid_image")
-
-
-def has_addresses(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether a chat has images that are to be fetched."""
-    contents = (message.get("content") for message in messages)
-    return any(
-        _has_address(part) for parts in contents if isinstance(parts, list) for part in parts
-    )
-
-
-def _has_address(part: dict[str, Any]) -> bool:
-    return part["type"] == "image" and "url" in part

@@ -1,4 +1,5 @@
-"""Puts the images of a chat into its rendered text, and their placeholders into its tokens.
+"""Puts the images of a chat into its rendered text, and those of any prompt in the place of their
+placeholders among its tokens.
 
 The text has one placeholder for each tile. A placeholder is a special token, so it is encoded
 alone, and repeating its id for all of a tile's positions gives the ids of the text in which it is
@@ -27,7 +28,7 @@ from radixrt.tokenizer.images.kept_images import KeptImages
 from radixrt.tokenizer.images.preparer import CpuBudget
 from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.spread import Spread
-from radixrt.tokenizer.prompt.breakpoints import Messages, substitute
+from radixrt.tokenizer.prompt.breakpoints import substitute
 from radixrt.tokenizer.prompt.chat_template import RenderedChat
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -87,34 +88,28 @@ class ImagePlacer:
         with contextlib.suppress(RequestError):
             self._kept.load()
 
-    def process(
-        self, messages: Messages, most_tokens: int
-    ) -> tuple[Messages, list[ProcessedImage]]:
-        """The messages as templates take them, with digests in place of their images, and the
-        images.
+    def process(self, parts: Sequence[dict[str, Any]], most_tokens: int) -> list[ProcessedImage]:
+        """The images of a prompt.
 
         Args:
+            parts: hold them, see :mod:`radixrt.messages.prompt_images`.
             most_tokens: of a prompt.
 
         Raises:
             RequestError: an image can't be decoded, there are too many, or they take too much time.
             NobodyWaits: the request is not wanted any more.
         """
-        count = sum(part["type"] == "image" for part in _parts(messages))
         most = min(self._kept.limits.images, most_tokens // (self.vision.tokens_per_tile or 1))
-        if count > most:
+        if len(parts) > most:
             raise RequestError(
-                f"The request has {count} images; at most {most} are taken (--max-images, or the context). Leave some out.",
+                f"The request has {len(parts)} images; at most {most} are taken (--max-images, or the context). Leave some out.",
                 param="messages",
                 code="context_length_exceeded",
             )
         images: list[ProcessedImage] = []
         budget = CpuBudget()
-
-        def named(part: Any) -> Any:
-            if part["type"] != "image":
-                return part
-            where = f"Image {len(images) + 1}"
+        for number, part in enumerate(parts, 1):
+            where = f"Image {number}"
             if "data" not in part:
                 raise RequestError(
                     f"{where} has an address, which is fetched for answers only; send a data URL.",
@@ -124,25 +119,15 @@ class ImagePlacer:
             goes_on()
             if (found := sum(image.num_tokens for image in images)) > most_tokens:
                 raise RequestError(
-                    f"The first {len(images)} images have {found} tokens; the model takes {most_tokens}. Leave some out, or scale "
+                    f"The first {number} images have {found} tokens; the model takes {most_tokens}. Leave some out, or scale "
                     "them down.",
                     param="messages",
                     code="context_length_exceeded",
                 )
-            return {"type": "image", "digest": images[-1].key.hex()}
+        return images
 
-        return [
-            {**message, "content": [named(part) for part in message["content"]]}
-            if isinstance(message.get("content"), list)
-            else message
-            for message in messages
-        ], images
-
-    def place(
-        self, chat: RenderedChat, images: Sequence[ProcessedImage]
-    ) -> tuple[RenderedChat, list[Tile]]:
-        """A rendered chat with each image in the place of its mark; and its placeholders, in
-        order.
+    def place(self, chat: RenderedChat, images: Sequence[ProcessedImage]) -> RenderedChat:
+        """A rendered chat with each image in the place of its mark.
 
         Raises:
             RequestError: the template has not written a mark for each.
@@ -163,39 +148,39 @@ class ImagePlacer:
         )
         agreed, lengths = lengths[: len(chat.agreed)], lengths[len(chat.agreed) :]
         ends, places = lengths[: len(ends)], lengths[len(ends) :]
-        tiles = [
-            Tile(image, sum(image.runs[:index]), count)
-            for image in images
-            for index, count in enumerate(image.runs)
-        ]
-        placed = dataclasses.replace(
+        return dataclasses.replace(
             chat,
             text=text,
             agreed=agreed,
             answer_ends=ends,
             spans=list(zip(places[::2], places[1::2], strict=True)),
         )
-        return placed, tiles
+
+    @staticmethod
+    def tiles(images: Sequence[ProcessedImage]) -> list[Tile]:
+        """The placeholders of images in a text, in order."""
+        return [
+            Tile(image, sum(image.runs[:index]), count)
+            for image in images
+            for index, count in enumerate(image.runs)
+        ]
 
     def spread(self, tiles: Sequence[Tile]) -> Spread:
         """What repeats the placeholders of a text for the positions of its tiles."""
         return Spread(self.vision.image_token, [tile.num_tokens for tile in tiles])
 
-    def runs(self, ids: TokenIds, tiles: Sequence[Tile]) -> list[ImageRun]:
-        """The places of the tiles in a prompt that is spread: [n] int32.
-
-        Raises:
-            RequestError: an answer of the model has placeholders of its own.
-        """
+    def runs(self, ids: TokenIds, tiles: Sequence[Tile]) -> list[ImageRun] | None:
+        """The places of the tiles in a prompt that is spread: [n] int32. None: the prompt does not
+        have their placeholders, each tile's side by side, and no others."""
         places = np.flatnonzero(ids == self.vision.image_token)
-        ends = np.cumsum([tile.num_tokens for tile in tiles])
+        lengths = np.array([tile.num_tokens for tile in tiles])
+        ends = np.cumsum(lengths)
         if len(places) != ends[-1]:
-            raise RequestError(
-                "An earlier answer of this conversation holds the model's token for images; leave that answer out.",
-                param="messages",
-            )
-        starts = places[[0, *ends[:-1]]].tolist()
-        has_axes = self.vision.has_axes
+            return None
+        first = places[ends - lengths]
+        if (places[ends - 1] - first + 1 != lengths).any():
+            return None
+        starts, has_axes = first.tolist(), self.vision.has_axes
         return [
             ImageRun(
                 tile.image.key,
@@ -216,13 +201,3 @@ class ImagePlacer:
             own = tile.image.key_ids[run.first : run.first + run.num_tokens]
             keys[run.start : run.start + run.num_tokens] = own
         return keys
-
-
-def _parts(messages: Messages) -> list[dict[str, Any]]:
-    contents = (message.get("content") for message in messages)
-    return [part for content in contents if isinstance(content, list) for part in content]
-
-
-def has_images(messages: Messages) -> bool:
-    """Whether a chat has any images."""
-    return any(part["type"] == "image" for part in _parts(messages))

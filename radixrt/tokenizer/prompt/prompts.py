@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.images import ImageRun
+from radixrt.messages.prompt_images import images_of, with_images
 from radixrt.messages.requests import (
     ChatPrompt,
     FimPrompt,
@@ -21,7 +21,7 @@ from radixrt.messages.requests import (
     TokenPrompt,
 )
 from radixrt.tokenizer.explain.records import ChatLayout
-from radixrt.tokenizer.images.places import ImagePlacer, has_images
+from radixrt.tokenizer.images.places import ImagePlacer
 from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.spread import AS_THEY_ARE, Spread
 from radixrt.tokenizer.limits import Limits
@@ -189,7 +189,7 @@ class PromptEncoder:
         vocabulary, check_length = self._vocabulary, limits.check_num_tokens
         match prompt:
             case TokenPrompt():
-                return EncodedPrompt(None, unpack_ids(prompt.token_ids).tolist())
+                return self._encode_tokens(prompt, limits)
             case TextPrompt(text=""):
                 raise RequestError("The prompt is empty; give at least one token.", param="prompt")
             case TextPrompt(text, add, int(limit)):
@@ -208,33 +208,48 @@ class PromptEncoder:
                 return self._encode_chat(prompt, limits, root)
 
     def _encode_chat(self, prompt: ChatPrompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
-        placer, pictures = self._placer, list[ProcessedImage]()
-        if has_images(prompt.messages):
-            if placer is None:
-                raise RequestError(self._why_no_images, param="messages", code="no_images")
-            messages, pictures = placer.process(prompt.messages, limits.context_length)
-            prompt = msgspec.structs.replace(prompt, messages=messages)
+        if images := images_of(prompt):
+            return self._encode_chat_with_images(prompt, images, limits, root)
+        return self._encode_rendered(prompt, self._render(prompt, limits, root), limits, root)
+
+    def _encode_chat_with_images(
+        self, prompt: ChatPrompt, images: list[dict[str, Any]], limits: Limits, root: CacheRoot
+    ) -> EncodedPrompt:
+        placer = self._image_placer()
+        pictures = placer.process(images, limits.context_length)
+        digests = ({"type": "image", "digest": one.key.hex()} for one in pictures)
+        prompt = with_images(prompt, digests)
+        chat = placer.place(self._render(prompt, limits, root), pictures)
+        spread = placer.spread(placer.tiles(pictures))
+        encoded = self._encode_rendered(prompt, chat, limits, root, spread)
+        placed = _with_pictures(encoded, placer, pictures)
+        if placed is None:
+            raise RequestError(
+                "An earlier answer of this conversation holds the model's token for images; leave that answer out.",
+                param="messages",
+            )
+        return placed
+
+    def _encode_tokens(self, prompt: TokenPrompt, limits: Limits) -> EncodedPrompt:
+        encoded = EncodedPrompt(None, unpack_ids(prompt.token_ids).tolist())
+        if not prompt.images:
+            return encoded
+        placer = self._image_placer()
+        pictures = placer.process(prompt.images, limits.context_length)
+        placed = _with_pictures(encoded, placer, pictures)
+        if placed is None:
+            raise _misplaced(prompt.images, pictures)
+        return placed
+
+    def _image_placer(self) -> ImagePlacer:
+        if self._placer is None:
+            raise RequestError(self._why_no_images, param="messages", code="no_images")
+        return self._placer
+
+    def _render(self, prompt: ChatPrompt, limits: Limits, root: CacheRoot) -> RenderedChat:
         chat = self._template.render(prompt, root, limits.call_tokens)
         self._vocabulary.check_text(chat.text, limits)
-        if placer is not None and pictures:
-            return self._encode_with_images(prompt, chat, placer, pictures, limits, root)
-        return self._encode_rendered(prompt, chat, limits, root)
-
-    def _encode_with_images(
-        self,
-        prompt: ChatPrompt,
-        chat: RenderedChat,
-        placer: ImagePlacer,
-        pictures: list[ProcessedImage],
-        limits: Limits,
-        root: CacheRoot,
-    ) -> EncodedPrompt:
-        chat, tiles = placer.place(chat, pictures)
-        encoded = self._encode_rendered(prompt, chat, limits, root, placer.spread(tiles))
-        ids = np.array(encoded.token_ids, dtype=np.int32)
-        runs = placer.runs(ids, tiles)
-        keys = pack_ids(placer.key_ids(ids, runs, tiles))
-        return encoded._replace(key_ids=keys, images=runs, pictures=pictures)
+        return chat
 
     def _encode_rendered(
         self,
@@ -261,7 +276,7 @@ def size_in_chars(prompt: Prompt) -> int:
     """Estimated size of the text to encode, in characters."""
     match prompt:
         case TokenPrompt():
-            return num_ids(prompt.token_ids)
+            return num_ids(prompt.token_ids) + sum(map(_json_size, prompt.images))
         case TextPrompt():
             return len(prompt.text)
         case PairPrompt():
@@ -275,8 +290,31 @@ def size_in_chars(prompt: Prompt) -> int:
 
 def shows_images(*prompts: Prompt) -> bool:
     """Whether a prompt has images."""
-    chats = (one for one in prompts if isinstance(one, ChatPrompt))
-    return any(has_images(chat.messages) for chat in chats)
+    return any(map(images_of, prompts))
+
+
+def _with_pictures(
+    encoded: EncodedPrompt, placer: ImagePlacer, pictures: list[ProcessedImage]
+) -> EncodedPrompt | None:
+    """A prompt with images in the place of its placeholders; None: these are not theirs."""
+    tiles = placer.tiles(pictures)
+    ids = np.array(encoded.token_ids, dtype=np.int32)
+    runs = placer.runs(ids, tiles)
+    if runs is None:
+        return None
+    keys = pack_ids(placer.key_ids(ids, runs, tiles))
+    return encoded._replace(key_ids=keys, images=runs, pictures=pictures)
+
+
+def _misplaced(images: list[dict[str, Any]], pictures: list[ProcessedImage]) -> RequestError:
+    """The error of tokens without the placeholders of their images."""
+    counts = ", ".join(str(one.num_tokens) for one in pictures)
+    message = f"The prompt's placeholders are not those of its images, which have {counts}."
+    for number, (part, one) in enumerate(zip(images, pictures, strict=True), 1):
+        key = one.key.hex()
+        if (expected := part.get("digest", key)) != key:
+            message += f" Image {number} has the digest {key[:12]}, not {expected[:12]}: another file, processor or tower."
+    return RequestError(message, param="prompt", code="invalid_image")
 
 
 def _json_size(value: object) -> int:

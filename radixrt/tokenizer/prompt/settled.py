@@ -21,8 +21,8 @@ from tokenizers import Encoding
 from radixrt.base.common_prefix import common_prefix_length
 from radixrt.base.errors import RequestError
 from radixrt.messages.cache_root import CacheRoot
+from radixrt.messages.prompt_images import images_of
 from radixrt.messages.requests import ChatPrompt, TextPrompt
-from radixrt.tokenizer.images.places import has_images
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate, RenderedChat
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -59,7 +59,7 @@ class SettledEncoder:
         if isinstance(prompt, TextPrompt):
             self._vocabulary.check_text(prompt.text, limits)
             return self._of_text(prompt.text, prompt.add_special_tokens)
-        if has_images(prompt.messages):
+        if images_of(prompt):
             return []
         chat = self._of_chat(prompt, growth, limits, root)
         if chat is None:
