@@ -306,11 +306,11 @@ def test_other_settings_of_the_processor_share_no_id(sees: Sees, tmp_path: Path)
         return folder
 
     alike = processed(sees.folder)
-    other_mean = processed(with_setting("image_mean", [0.25, 0.5, 0.5]))
+    other_scale = processed(with_setting("rescale_factor", 1 / 128))
     other_weights = processed(sees.folder, msgspec.structs.replace(vision, weights=bytes(32)))
     unread = processed(with_setting("size_divisor", 1))  # which this processor does not read
-    assert alike.pixels == other_weights.pixels == unread.pixels != other_mean.pixels
-    for other in (other_mean, other_weights, unread):
+    assert alike.pixels == other_weights.pixels == unread.pixels != other_scale.pixels
+    for other in (other_scale, other_weights, unread):
         assert not set(alike.key_ids.tolist()) & set(other.key_ids.tolist())
 
 
