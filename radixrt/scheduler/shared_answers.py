@@ -118,11 +118,6 @@ class SharedAnswers:
         self._num_bytes = 0
         self._outputs = TokenBatch()
 
-    @property
-    def num_subscribers(self) -> int:
-        """Requests that get the tokens of another one's sequence."""
-        return sum(len(shared.subscribers) for shared in self._in_flight.values())
-
     # ------------------------------------------------------------ arrivals
 
     def serve(self, request: SequenceRequest, key: bytes) -> bool:
