@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -17,7 +18,8 @@ import pytest
 
 from bench import children
 from bench.local_server import free_port
-from radixrt.cli.launch.agents import AGENTS
+from radixrt.cli.launch import command
+from radixrt.cli.launch.agents import AGENTS, Setup
 from radixrt.cli.main import main
 from tests.bench.fake_openai_server import FakeServer
 from tests.cli import fake_agent
@@ -134,10 +136,34 @@ def test_a_server_that_cannot_be_used_is_named(
     assert sentence in capfd.readouterr().err
 
 
+def test_a_signal_while_the_agent_starts_is_the_agents(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents: list[subprocess.Popen[bytes]] = []
+
+    class Starting(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            agents.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(*_: object) -> None:
+        raise AssertionError("the agent would be left alone")
+
+    before = signal.signal(signal.SIGTERM, end)
+    monkeypatch.setattr(subprocess, "Popen", Starting)
+    try:
+        status = command._run_agent(str(installed / "aider"), Setup(), ["--wait"])
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert status in (9, 128 + signal.SIGTERM) and agents[0].returncode is not None
+
+
 def test_a_server_is_started_and_sigterm_is_the_agents(installed: Path) -> None:
     port = str(free_port())
-    command = [sys.executable, "-m", "radixrt.cli", "launch", "aider", "--port", port, "--max-total-tokens", "4096", "--", "--wait"]  # fmt: skip
-    with children.running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launch:  # fmt: skip
+    line = [sys.executable, "-m", "radixrt.cli", "launch", "aider", "--port", port, "--max-total-tokens", "4096", "--", "--wait"]  # fmt: skip
+    with children.running(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launch:  # fmt: skip
         assert launch.stdout is not None and launch.stderr is not None
         assert launch.stdout.readline() == "waiting\n"
         assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200

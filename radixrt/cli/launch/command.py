@@ -113,11 +113,24 @@ def _run_agent(program: str, setup: Setup, arguments: list[str]) -> int:
     that has ended it."""
     environment = setup.defaults | os.environ | setup.environment
     environment = {name: value for name, value in environment.items() if value}
-    agent = subprocess.Popen([program, *setup.arguments, *arguments], env=environment)
-    before = {signum: signal.signal(signum, lambda got, _: agent.send_signal(got)) for signum in _FORWARDED}  # fmt: skip
-    # The terminal sends Ctrl-C to the agent as well, which decides what it means.
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN if sys.stdin.isatty() else lambda got, _: agent.send_signal(got))  # fmt: skip
+    agents: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def forward(signum: int, _: object) -> None:
+        if agents:
+            agents[0].send_signal(signum)
+        else:
+            early.append(signum)
+
+    before = {signum: signal.signal(signum, forward) for signum in _FORWARDED}
+    # A terminal sends Ctrl-C to the agent as well, which decides what it means; it would inherit SIG_IGN.
+    on_interrupt = (lambda *_: None) if sys.stdin.isatty() else forward
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
     try:
+        agent = subprocess.Popen([program, *setup.arguments, *arguments], env=environment)
+        agents.append(agent)
+        for signum in early:
+            agent.send_signal(signum)
         status = agent.wait()
     finally:
         for signum, handler in before.items():
