@@ -263,6 +263,17 @@ def test_numbers_that_are_no_token_are_refused(tmp_path: Path, token_id: int) ->
         read_receipts(str(written(tmp_path, msgspec.to_builtins(forged, str_keys=True))))
 
 
+def test_a_receipt_sets_nothing_of_the_verifier_but_what_is_computed(
+    capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    """A folder of kept KV would be written and read."""
+    settings = {"cache_dir": str(tmp_path / "kept"), "page_size": 16}
+    forged = Receipt.make({}, settings, [1], Parameters(sampling=SamplingParams()), [4])
+    content = msgspec.to_builtins(forged, str_keys=True)
+    status, output = verify(capsys, written(tmp_path, content), tmp_path)
+    assert status and "a setting that receipts do not have: cache_dir" in output
+
+
 def test_the_chain_of_a_receipt_covers_each_image_and_its_place() -> None:
     parameters = Parameters(sampling=SamplingParams(seed=3))
     receipt = Receipt.make({"weights": "a"}, {}, [1, 2], parameters, [4], ["aa", "bb"])
