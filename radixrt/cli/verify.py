@@ -17,6 +17,7 @@ from radixrt.messages.receipts import Receipt
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
+from radixrt.tokenizer.receipts import COMPUTING
 
 _KNOWN = {
     "weights": "the weights",
@@ -37,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings: dict[str, Any] = {**receipts[0].settings, "model_path": arguments.model_path}
     if any(receipt.settings != receipts[0].settings for receipt in receipts):
         raise ConfigError("The receipts are of servers with different settings: verify each alone.")
+    if others := receipts[0].settings.keys() - {*COMPUTING, "random_seed"}:
+        raise ConfigError(f"The receipt has a setting that receipts do not have: {min(others)}.")
     try:
         for receipt in receipts:
             receipt.check()
@@ -54,8 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     except RequestError as error:
         print(error)
         return 1
-    except TypeError as error:
-        raise ConfigError(f"The receipt has settings that are not known here: {error}.") from error
     for sentences, _ in verdicts:
         print(*sentences, sep="\n")
     return 0 if all(same for _, same in verdicts) else 1

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ VERSION = 1
 VERSION_WITH_IMAGES = 2
 """Of receipts of answers about images: who knows version 1 alone does not take them for such of
 text."""
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,14 +47,14 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     set, code."""
     settings: dict[str, str | int]
     """The settings of the server that change what is computed."""
-    prompt_ids: list[int]
+    prompt_ids: list[TokenId]
     """The model's ids, placeholders of images among them."""
     images: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The digest of each image of the prompt in hex digits, in order (``ImageRun.image``). With
     the placeholders it decides the places of the image's features, and their positions, which
     follow from the shape of the tensor."""
     parameters: Parameters
-    token_ids: list[int]
+    token_ids: list[TokenId]
     chain: list[str]
     """SHA-256 in hex digits of each field in turn, with the digest before it: of ``engine``,
     ``settings``, ``prompt_ids``, ``images`` if there are any, ``parameters`` and ``token_ids``. The
@@ -86,7 +89,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         if (names := _CHAINED.get(self.version)) is None:
             known = " and ".join(map(str, _CHAINED))
             raise RequestError(f"The receipt has version {self.version}; {known} are known.")
-        if bool(self.images) is not ("images" in names):
+        has_images = self.images is not msgspec.UNSET
+        if has_images is not ("images" in names) or self.images == []:
             raise _changed("images")
         expected = _chain(self)
         for name, ours, theirs in zip(names, expected, self.chain, strict=False):

@@ -248,6 +248,8 @@ class TokenizerProcess:
                 )
             await self._schedulers.available()
             bare = replace(encoded.request, prompt=request.prompt)  # without what was fetched
+            if request.resumed and filled is not request:
+                bare = replace(bare, receipt=False)  # its first tokens may be of other files
             encoded = dataclasses.replace(encoded, request=bare)
             self._start(encoded, encode_s, compiled, grammar_s)
         except Exception as error:

@@ -17,7 +17,7 @@ from radixrt.messages.requests import GenerateRequest
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.tokenizer.vocabulary import Vocabulary
 
-_COMPUTING = (
+COMPUTING = (
     "attention_backend", "context_length", "dtype", "ep", "grammar_backend", "grammar_whitespace", "kv_cache_dtype",
     "load_format", "page_size", "quantization", "reasoning_parser", "tool_call_parser", "tp",
 )  # fmt: skip
@@ -28,7 +28,7 @@ class ReceiptMaker:
     """Makes the receipts of one engine."""
 
     def __init__(self, config: ServerConfig, info: EngineInfo, vocabulary: Vocabulary) -> None:
-        names = (*_COMPUTING, "random_seed") if config.load_format == "dummy" else _COMPUTING
+        names = (*COMPUTING, "random_seed") if config.load_format == "dummy" else COMPUTING
         settings = {name: getattr(config, name) for name in names}
         self._settings = {name: value for name, value in settings.items() if value is not None}
         self._engine: dict[str, str] | None = None

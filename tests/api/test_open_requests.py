@@ -302,5 +302,7 @@ def test_the_images_of_open_requests_are_bounded(monkeypatch: pytest.MonkeyPatch
     ask("third", 20, in_tokens=True)
     ask("text")
     engine.open.remove(first)
+    with pytest.raises(RequestError, match="too many images"):
+        ask("second", 81)
     ask("second", 80)
     assert engine.running() == ["third", "text", "second"]

@@ -17,13 +17,16 @@ from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.main import main
 from radixrt.cli.verify import read_images, recomputed, verdict
+from radixrt.client.open_requests import OpenRequest
 from radixrt.messages.calls import FlushCacheCall, StatsCall
+from radixrt.messages.ids import pack_ids
 from radixrt.messages.prompt_images import images_of
 from radixrt.messages.receipts import VERSION_WITH_IMAGES, Parameters, Receipt
-from radixrt.messages.requests import ChatPrompt, GenerateRequest, RequestOptions
+from radixrt.messages.requests import ChatPrompt, GenerateRequest, PartialAnswer, RequestOptions
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
-from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, user
+from radixrt.tokenizer.images.fetching import ImageFetcher
+from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, png, user
 from tests.engine.test_receipts import EXAMPLE
 from tests.servers.engine_in_threads import engines_in_threads
 
@@ -176,6 +179,27 @@ def test_an_image_of_another_size_is_named(answering: Answering) -> None:
     with pytest.raises(RequestError, match=r"Image 2 has the digest .* another file") as refused:
         answering.again(receipt, ONE, SMALL)
     assert "Image 1" not in refused.value.message
+
+
+@pytest.mark.parametrize("answering", ["qwen2_5_vl"], indirect=True)
+def test_an_answer_about_fetched_images_that_goes_on_has_no_receipt(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next engine fetches them again: another file may lie there by then."""
+    site = [png(ONE)]
+    monkeypatch.setattr(ImageFetcher, "fetch", lambda *_: site[0])
+    chat = {"role": "user", "content": [{"type": "image", "url": "https://a.test/"}]}
+    ((receipt,),) = answering.receipts(chat)
+    assert answering.again(receipt, ONE) == receipt
+    site[0], message = png(OTHER), OpenRequest.message
+    begun = [PartialAnswer(pack_ids(receipt.token_ids[:6]))]
+    monkeypatch.setattr(
+        OpenRequest, "message", lambda self: msgspec.structs.replace(message(self), resumed=begun)
+    )
+    with pytest.raises(KeyError):
+        answering.receipts(chat)
+    ((of_data,),) = answering.receipts(user(ONE))
+    assert of_data == receipt, "which its message holds"
 
 
 @pytest.mark.parametrize("answering", ["qwen2_5_vl"], indirect=True)

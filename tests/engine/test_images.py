@@ -35,7 +35,12 @@ from radixrt.tokenizer.images import tensor_file
 from radixrt.tokenizer.images.kept_images import KeptImages
 from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.processor import ImageProcessor
-from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder, shows_images
+from radixrt.tokenizer.prompt.prompts import (
+    EncodedPrompt,
+    PromptEncoder,
+    shows_images,
+    size_in_chars,
+)
 from radixrt.worker.image_positions import ImagePart
 from radixrt.worker.threads import use_threads
 from tests.checkpoints.draft_heads import watch_drafts
@@ -219,6 +224,7 @@ def test_tokens_with_their_images_are_the_prompt_of_the_chat(sees: Sees) -> None
     def encode(ids: list[int], images: list[dict[str, Any]] = images) -> EncodedPrompt:
         prompt = TokenPrompt(pack_ids(ids), images)
         assert shows_images(prompt)
+        assert size_in_chars(prompt) > len(ids) + sum(len(one["data"]) for one in images)
         return sees.encoder().encode(prompt, LIMITS)
 
     again = encode(ids)

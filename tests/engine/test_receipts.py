@@ -22,6 +22,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.main import main
+from radixrt.cli.verify import read_receipts
 from radixrt.messages.receipts import Parameters, Receipt
 from radixrt.tokenizer.receipts import ReceiptMaker
 from tests.checkpoints import make_served
@@ -250,6 +251,29 @@ def test_a_receipt_of_text_has_the_bytes_that_it_had_before_there_were_those_of_
     assert msgspec.json.encode(receipt).decode() == content
 
 
+@pytest.mark.parametrize("token_id", [-5, 1 << 31, 1 << 70])
+def test_numbers_that_are_no_token_are_refused(tmp_path: Path, token_id: int) -> None:
+    forged = Receipt.make({}, {}, [token_id], Parameters(sampling=SamplingParams()), [4])
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot be read as a receipt: Expected `int` <="
+        if token_id > 0
+        else r"cannot be read as a receipt: Expected `int` >= 0",
+    ):
+        read_receipts(str(written(tmp_path, msgspec.to_builtins(forged, str_keys=True))))
+
+
+def test_a_receipt_sets_nothing_of_the_verifier_but_what_is_computed(
+    capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    """A folder of kept KV would be written and read."""
+    settings = {"cache_dir": str(tmp_path / "kept"), "page_size": 16}
+    forged = Receipt.make({}, settings, [1], Parameters(sampling=SamplingParams()), [4])
+    content = msgspec.to_builtins(forged, str_keys=True)
+    status, output = verify(capsys, written(tmp_path, content), tmp_path)
+    assert status and "a setting that receipts do not have: cache_dir" in output
+
+
 def test_the_chain_of_a_receipt_covers_each_image_and_its_place() -> None:
     parameters = Parameters(sampling=SamplingParams(seed=3))
     receipt = Receipt.make({"weights": "a"}, {}, [1, 2], parameters, [4], ["aa", "bb"])
@@ -262,6 +286,7 @@ def test_the_chain_of_a_receipt_covers_each_image_and_its_place() -> None:
     assert text.version == 1, "it is known to those who do not know images"
     for forged in (
         msgspec.structs.replace(text, images=["aa"]),
+        msgspec.structs.replace(text, images=[]),
         msgspec.structs.replace(text, version=2),
         msgspec.structs.replace(receipt, version=1),
     ):
