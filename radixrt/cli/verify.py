@@ -2,6 +2,7 @@
 and says whether it is the same."""
 
 import argparse
+import base64
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,12 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RadixrtError, RequestError
-from radixrt.base.image_parts import data_url, image_part
+from radixrt.base.image_parts import image_base64
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.receipts import Receipt
+from radixrt.messages.receipts import COMPUTING, Receipt
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
-from radixrt.tokenizer.receipts import COMPUTING
 
 _KNOWN = {
     "weights": "the weights",
@@ -49,9 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = prepare(ServerConfig(**settings, receipts=True, log_level="warning"))
         engine = BackgroundEngine(config)
         try:
-            verdicts = [
-                verdict(receipt, recomputed(engine, receipt, images)) for receipt in receipts
-            ]
+            verdicts = [verdict_of(engine, receipt, images) for receipt in receipts]
         finally:
             engine.close()
     except RequestError as error:
@@ -97,7 +95,7 @@ def read_images(files: list[str], receipts: list[Receipt]) -> list[dict[str, Any
 
     Raises:
         ConfigError: a file cannot be read, or there are not as many as images.
-        RequestError: a file is too large.
+        RequestError: a file is empty or too large.
     """
     of_images = [receipt.images for receipt in receipts if receipt.images]
     if any(digests != of_images[0] for digests in of_images):
@@ -105,16 +103,26 @@ def read_images(files: list[str], receipts: list[Receipt]) -> list[dict[str, Any
     count = len(of_images[0]) if of_images else 0
     if len(files) != count:
         raise ConfigError(
-            f"The receipt has {count} images, and {len(files)} are given: give each with --image FILE, in the order of the prompt."
+            f"Images of the receipt: {count}; given: {len(files)}. Give each with --image FILE, in the order of the prompt."
         )
     try:
-        urls = [data_url(file) for file in files]
+        contents = [base64.b64encode(Path(file).read_bytes()).decode() for file in files]
     except OSError as error:
         raise ConfigError(f"An image cannot be read: {error}") from error
     return [
-        image_part({"type": "image_url", "image_url": url}, file)
-        for file, url in zip(files, urls, strict=True)
+        {"type": "image", "data": image_base64(content, file)}
+        for file, content in zip(files, contents, strict=True)
     ]
+
+
+def verdict_of(
+    engine: BackgroundEngine, receipt: Receipt, images: list[dict[str, Any]]
+) -> tuple[list[str], bool]:
+    """See :func:`verdict`; of a receipt whose request the engine refuses, the reason."""
+    try:
+        return verdict(receipt, recomputed(engine, receipt, images))
+    except RequestError as error:
+        return [str(error)], False
 
 
 def recomputed(engine: BackgroundEngine, receipt: Receipt, images: list[dict[str, Any]]) -> Receipt:

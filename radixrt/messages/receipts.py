@@ -12,9 +12,14 @@ from radixrt.constrained.constraint import Constraint
 
 VERSION = 1
 VERSION_WITH_IMAGES = 2
-"""Of receipts of answers about images: who knows version 1 alone does not take them for such of
-text."""
+"""Of receipts of answers about images, so that a verifier that only knows those of text refuses
+them."""
 
+COMPUTING = (
+    "attention_backend", "context_length", "dtype", "ep", "grammar_backend", "grammar_whitespace", "kv_cache_dtype",
+    "load_format", "page_size", "quantization", "reasoning_parser", "tool_call_parser", "tp",
+)  # fmt: skip
+"""The settings that change what is computed, beside the checkpoint."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 

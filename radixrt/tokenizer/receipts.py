@@ -12,16 +12,10 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import EngineInfo
-from radixrt.messages.receipts import Parameters, Receipt
+from radixrt.messages.receipts import COMPUTING, Parameters, Receipt
 from radixrt.messages.requests import GenerateRequest
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.tokenizer.vocabulary import Vocabulary
-
-COMPUTING = (
-    "attention_backend", "context_length", "dtype", "ep", "grammar_backend", "grammar_whitespace", "kv_cache_dtype",
-    "load_format", "page_size", "quantization", "reasoning_parser", "tool_call_parser", "tp",
-)  # fmt: skip
-"""The settings that change what is computed, beside the checkpoint."""
 
 
 class ReceiptMaker:
