@@ -15,6 +15,7 @@ from PIL import Image
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.cli import verify
 from radixrt.cli.main import main
 from radixrt.cli.verify import read_images, recomputed, verdict
 from radixrt.client.open_requests import OpenRequest
@@ -25,6 +26,7 @@ from radixrt.messages.receipts import VERSION_WITH_IMAGES, Parameters, Receipt
 from radixrt.messages.requests import ChatPrompt, GenerateRequest, PartialAnswer, RequestOptions
 from radixrt.offline.background_engine import BackgroundEngine
 from radixrt.supervisor.launch import prepare
+from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.images.fetching import ImageFetcher
 from tests.checkpoints.image_checkpoints import make_image_checkpoint, picture, png, user
 from tests.engine.test_receipts import EXAMPLE
@@ -55,7 +57,10 @@ class Answering:
         self._count = 0
 
     def receipts(
-        self, *chats: dict[str, Any], sampling: SamplingParams = GREEDY
+        self,
+        *chats: dict[str, Any],
+        sampling: SamplingParams = GREEDY,
+        options: RequestOptions | None = None,
     ) -> list[list[Receipt]]:
         """Of chats of one message, asked at the same time: the receipts of their answers."""
 
@@ -64,7 +69,7 @@ class Answering:
             request = GenerateRequest(
                 request_id=f"{self._count}",
                 prompt=ChatPrompt([chat]),
-                options=RequestOptions(sampling=sampling),
+                options=options or RequestOptions(sampling=sampling),
                 receipt=True,
             )
             chunks = [one async for one in self.engine.client.generate(request)]
@@ -203,6 +208,25 @@ def test_an_answer_about_fetched_images_that_goes_on_has_no_receipt(
 
 
 @pytest.mark.parametrize("answering", ["qwen2_5_vl"], indirect=True)
+def test_the_next_turn_of_a_chat_with_images_is_not_begun(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its tokens would be settled, and its images would be fetched again."""
+    begun: list[GenerateRequest | None] = []
+    next_turn = AnswerState.next_turn
+
+    def watched(answer: AnswerState) -> GenerateRequest | None:
+        begun.append(next_turn(answer))
+        return begun[-1]
+
+    monkeypatch.setattr(AnswerState, "next_turn", watched)
+    options = RequestOptions(sampling=GREEDY, prepares_next_turn=True)
+    for chat in (user(ONE), {"role": "user", "content": "Hi"}):
+        answering.receipts(chat, options=options)
+    assert [one is None for one in begun] == [True, False]
+
+
+@pytest.mark.parametrize("answering", ["qwen2_5_vl"], indirect=True)
 def test_the_command_takes_the_files_in_the_order_of_the_prompt(
     answering: Answering, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -215,7 +239,7 @@ def test_the_command_takes_the_files_in_the_order_of_the_prompt(
     for name, image in files.items():
         image.save(tmp_path / name)
 
-    def verify(*names: str, flags: tuple[str, ...] = ()) -> tuple[int, str]:
+    def verified(*names: str, flags: tuple[str, ...] = ()) -> tuple[int, str]:
         line = ["verify", str(tmp_path / "receipt.json"), "--model-path", str(answering.folder)]
         line += flags
         for name in names:
@@ -225,17 +249,43 @@ def test_the_command_takes_the_files_in_the_order_of_the_prompt(
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out + printed.err
 
-    status, output = verify("a.png", "b.png")
+    status, output = verified("a.png", "b.png")
     assert status == 0 and output.count("and the engine is the same") == 2, output
-    status, output = verify("b.png", "a.png")
+    status, output = verified("b.png", "a.png")
     assert status == 1 and "Image 1 has the digest" in output and "Image 2" in output
-    status, output = verify("a.png", "b.png", flags=("--max-image-pixels", "2400"))
+    assert "and the engine is the same" in output, "of the receipt of text"
+    status, output = verified("a.png", "b.png", flags=("--max-image-pixels", "2400"))
     assert status == 1 and "Image 2 may have at most 2400 pixels" in output
     for names in ((), ("a.png",), ("a.png", "b.png", "b.png")):
-        status, output = verify(*names)
-        assert status and f"has 2 images, and {len(names)} are given" in output
-    status, output = verify("a.png", "none.png")
+        status, output = verified(*names)
+        assert status and f"Images of the receipt: 2; given: {len(names)}." in output
+    status, output = verified("a.png", "none.png")
     assert status and "none.png" in output
+    (tmp_path / "empty.png").touch()
+    status, output = verified("a.png", "empty.png")
+    assert status and "empty.png must be" in output
+
+
+def test_the_command_serves_as_the_server_of_the_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many images as the receipt has, and the user's flags about them."""
+    forged = Receipt.make({}, {}, [1], Parameters(sampling=GREEDY), [2], ["ab"] * 70)
+    (tmp_path / "receipt.json").write_bytes(msgspec.json.encode(forged))
+    ONE.save(tmp_path / "a.png")
+    served: list[ServerConfig] = []
+
+    def prepared(config: ServerConfig) -> ServerConfig:
+        served.append(config)
+        raise RequestError("this is enough")
+
+    monkeypatch.setattr(verify, "prepare", prepared)
+    line = ["verify", str(tmp_path / "receipt.json"), "--model-path", "a", "--mmproj", "tower.gguf", "--max-image-pixels", "9"]  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main([*line, *["--image", str(tmp_path / "a.png")] * 70])
+    assert ended.value.code == 1
+    (config,) = served
+    assert (config.max_images, config.mmproj, config.max_image_pixels) == (70, "tower.gguf", 9)
 
 
 def test_receipts_of_other_images_are_verified_alone() -> None:
@@ -243,6 +293,6 @@ def test_receipts_of_other_images_are_verified_alone() -> None:
     text = Receipt.make({}, {}, [1], Parameters(sampling=GREEDY), [2])
     with pytest.raises(ConfigError, match="different images"):
         read_images(["a"], [made(text, ["a"]), text, made(text, ["b"])])
-    with pytest.raises(ConfigError, match="has 0 images, and 1 are given"):
+    with pytest.raises(ConfigError, match="Images of the receipt: 0; given: 1"):
         read_images(["a"], [text])
     assert read_images([], [text]) == []

@@ -21,6 +21,7 @@ from radixrt.messages.answers import (
 )
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.prompt_images import images_of
 from radixrt.messages.receipts import Receipt
 from radixrt.messages.requests import CacheHints, ChatPrompt, GenerateRequest
 from radixrt.messages.sequences import SequenceOutput
@@ -251,10 +252,12 @@ class AnswerState:
     def next_turn(self) -> GenerateRequest | None:
         """A request that computes the beginning of the chat's next turn ahead: the messages with
         this answer, as the template will write them, without its reasoning. None: it is not
-        asked for, or the answer is not whole."""
+        asked for, the answer is not whole, or the chat has images."""
         chat = self.request.prompt
         is_whole = self._report.finish_reason in ("stop", "length")
         if not (self._prepares_next and is_whole and isinstance(chat, ChatPrompt)):
+            return None
+        if images_of(chat):  # of such a chat no tokens are settled, see SettledEncoder
             return None
         if chat.continue_final_message or (answer := self._parts.as_message()) is None:
             return None
