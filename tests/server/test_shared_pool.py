@@ -90,8 +90,14 @@ def kill(server: Server, module: str, sent: int = signal.SIGKILL, rank: int = 0)
 
 
 def process_of(server: Server, module: str, rank: int = 0) -> psutil.Process:
-    found = [one for one in server.family() if module_of(one) == module]
-    return sorted(found, key=lambda one: one.cmdline())[rank]
+    """The process of a rank; of one that has just died, the next."""
+    deadline = time.monotonic() + 30
+    while True:
+        found = [one for one in server.family() if module_of(one) == module]
+        if len(found) > rank:
+            return sorted(found, key=lambda one: one.cmdline())[rank]
+        assert time.monotonic() < deadline, f"no {module} is started"
+        time.sleep(0.01)
 
 
 def end(process: psutil.Process, sent: int = signal.SIGKILL) -> None:
@@ -137,7 +143,8 @@ def test_a_second_death_without_a_token_begins_with_an_empty_pool(server: Server
     """What is kept could be the cause of both."""
     generate(server, DOCUMENTS)
     kill(server, "worker")
-    httpx.get(f"{server.url}/v1/cache/stats", timeout=60)
+    process_of(server, "worker")  # until then the scheduler of before may answer
+    stats(server)
     kill(server, "worker")
     assert cached_tokens(generate(server, [DOCUMENTS[0]])) == [0]
 
