@@ -127,10 +127,10 @@ def test_a_death_loses_no_page_and_of_running_answers_the_last(
 ) -> None:
     assert bits(generate(server, DOCUMENTS)) == right
     prompts = [[len(victim) + number, *document] for number, document in enumerate(DOCUMENTS[:3])]
-    streams = Streams(server, prompts, 320)
-    again = streams.through_a_death(server, victim, after=100)
+    streams = Streams(server, prompts, 640)
+    again = streams.through_a_death(server, victim, after=40)
     answers = streams.whole()
-    assert answers == Streams(demo_server, prompts, 320).whole()
+    assert answers == Streams(demo_server, prompts, 640).whole()
     read = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     assert bits(generate(server, read, 2)) == bits(generate(demo_server, read, 2))
     assert 0 < again <= 16 * len(prompts), "tokens of a page of each"
@@ -168,7 +168,7 @@ def test_states_of_recurrent_layers_outlive_their_worker(
     prompts = [document[:40] for document in SMALL_DOCUMENTS]
     with serving(folder, *SMALL, "--shared-kv-pool", "on") as server:
         streams = Streams(server, prompts, 400)
-        again = streams.through_a_death(server, "worker", after=60)
+        again = streams.through_a_death(server, "worker", after=20)
         assert 0 < again <= 32 * len(prompts), "tokens of a page, and those behind the last state"
         answers = streams.whole()
         read = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
