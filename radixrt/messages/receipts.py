@@ -22,6 +22,7 @@ COMPUTING = (
 """The settings that change what is computed, beside the checkpoint."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+"""A number that can be a token: ids are packed in 32 bits, and negative ones stand for images."""
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

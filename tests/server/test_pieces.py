@@ -156,9 +156,7 @@ def test_random_splits_give_the_ids_and_bits_of_the_whole(tokenized: httpx.Clien
             pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
             opened = post(tokenized, "/v1/prompts", prompt=pieces[0], **salt)["id"]
             for piece in pieces[1:]:
-                time.sleep(
-                    rng.choice([0, 0.03])
-                )  # idle work begins a moment after that of requests
+                time.sleep(rng.choice([0, 0.03]))  # idle work begins a moment later
                 post(tokenized, f"/v1/prompts/{opened}", text=piece, **salt)
             found = post(tokenized, f"/v1/prompts/{opened}/commit", **fields, **salt)["choices"][0]
             for name in ("prompt_token_ids", "token_ids", "logprobs"):

@@ -21,7 +21,7 @@ from radixrt.messages.requests import (
     TokenPrompt,
 )
 from radixrt.tokenizer.explain.records import ChatLayout
-from radixrt.tokenizer.images.places import ImagePlacer
+from radixrt.tokenizer.images.places import ImagePlacer, Tile
 from radixrt.tokenizer.images.processed_image import ProcessedImage
 from radixrt.tokenizer.images.spread import AS_THEY_ARE, Spread
 from radixrt.tokenizer.limits import Limits
@@ -220,9 +220,9 @@ class PromptEncoder:
         digests = ({"type": "image", "digest": one.key.hex()} for one in pictures)
         prompt = with_images(prompt, digests)
         chat = placer.place(self._render(prompt, limits, root), pictures)
-        spread = placer.spread(placer.tiles(pictures))
-        encoded = self._encode_rendered(prompt, chat, limits, root, spread)
-        placed = _with_pictures(encoded, placer, pictures)
+        tiles = placer.tiles(pictures)
+        encoded = self._encode_rendered(prompt, chat, limits, root, placer.spread(tiles))
+        placed = _with_pictures(encoded, placer, pictures, tiles)
         if placed is None:
             raise RequestError(
                 "An earlier answer of this conversation holds the model's token for images; leave that answer out.",
@@ -236,7 +236,7 @@ class PromptEncoder:
             return encoded
         placer = self._image_placer()
         pictures = placer.process(prompt.images, limits.context_length)
-        placed = _with_pictures(encoded, placer, pictures)
+        placed = _with_pictures(encoded, placer, pictures, placer.tiles(pictures))
         if placed is None:
             raise _misplaced(prompt.images, pictures)
         return placed
@@ -294,10 +294,12 @@ def shows_images(*prompts: Prompt) -> bool:
 
 
 def _with_pictures(
-    encoded: EncodedPrompt, placer: ImagePlacer, pictures: list[ProcessedImage]
+    encoded: EncodedPrompt,
+    placer: ImagePlacer,
+    pictures: list[ProcessedImage],
+    tiles: list[Tile],
 ) -> EncodedPrompt | None:
     """A prompt with images in the place of its placeholders; None: these are not theirs."""
-    tiles = placer.tiles(pictures)
     ids = np.array(encoded.token_ids, dtype=np.int32)
     runs = placer.runs(ids, tiles)
     if runs is None:
